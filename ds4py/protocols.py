@@ -1,0 +1,373 @@
+"""The contracts between layers, and the values they exchange.
+
+This module imports nothing of ours and is imported by everyone, so it is the one page that tells what each part may rely on.
+Arrays that cross it are numpy: logits and hidden states float32, token ids and positions int64. The four ideas behind the
+contracts (positions, one-row verify, positional noise, text apart from tensors) are told in ARCHITECTURE.md.
+
+Shape letters: R rows of one forward call (over all spans), L rows whose logits are asked, V vocabulary, D hidden size,
+H query heads, G key/value heads, d head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Timeline(Protocol):
+    """Anything indexed by token position. What lies at or past `pos` is garbage by definition."""
+
+    @property
+    def pos(self) -> int:
+        """Number of positions that count; the next token goes to this index."""
+        ...
+
+    @property
+    def floor(self) -> int:
+        """Lowest position that `truncate` can reach in place."""
+        ...
+
+    def truncate(self, pos: int) -> None:
+        """Forget positions >= `pos`. Cheap, and cannot fail for floor <= pos <= self.pos; ValueError outside."""
+        ...
+
+
+class CacheView(Protocol):
+    """One attention cache of one session, in the storage format that every backend shares.
+
+    keys   f16|f32 [G, capacity // 16, d, 16]  position p at [:, (p % capacity) // 16, :, (p % capacity) % 16]
+    values f16|f32 [G, capacity, d]            position p at [:, p % capacity]
+    Keys are tiled by 16 positions so that scores come out as vectors; a full cache has capacity >= the context.
+    """
+
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+    capacity: int
+    window: int  # 0 = every earlier position is visible; else row p sees positions > p - window
+
+
+class Snapshot(Protocol):
+    """A copy of what a state needs to come back to `pos`."""
+
+    @property
+    def pos(self) -> int: ...
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory it holds."""
+        ...
+
+
+class StateView(Timeline, Protocol):
+    """All caches of one model for one session."""
+
+    caches: Sequence[CacheView]
+    table: I64  # [n_caches, 4]: address of keys, address of values, capacity, window; for compiled kernels
+    n_ctx: int  # most positions that may be written
+
+    def advance(self, n: int, tiled: bool) -> None:
+        """`n` rows were written at pos..pos+n; `tiled` says that the prefill path made them."""
+        ...
+
+    @property
+    def tiles(self) -> Sequence[tuple[int, int]]:
+        """The positions below `pos` that the prefill path made, as ascending half-open ranges: a replay must do the same."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the caches when they are full."""
+        ...
+
+    def clear(self) -> None:
+        """Start over at position 0, which is possible at any time."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything that counts at `pos`, which any state of the same model can restore."""
+        ...
+
+    def checkpoint(self) -> Snapshot:
+        """A copy of only what truncating loses (rings, not full caches): n_bytes is 0 where it loses nothing. This state can
+        restore it as long as it has not been cleared and the tokens below `pos` are still the ones that were evaluated."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to `snapshot.pos`, however far below the floor it lies. Only what the same class of states made is accepted."""
+        ...
+
+
+# --- one forward call --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one session in a forward call; they take positions state.pos .. state.pos + len(tokens)."""
+
+    state: StateView
+    tokens: Sequence[int]
+    n_logits: int = 0  # logits are computed for the last n_logits tokens of the span
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A forward call flattened over its spans: what kernels see. A model file only passes it on."""
+
+    tokens: I64  # [R]
+    pos: I64  # [R] position of each row in its own session
+    states: Sequence[StateView]  # one per span
+    span_of: I64  # [R] index into `states`
+    logit_rows: I64  # [L] indices of the rows whose logits are asked
+    path: str = "row"  # "row", or "prefill" for whole aligned tiles of prompt tokens
+
+    @property
+    def n(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Out:
+    """Result of a forward call. Arrays may be views of the backend's buffers: valid until its next forward."""
+
+    logits: F32  # [L, V]; rows of one span are consecutive
+    offsets: Sequence[int]  # span i owns logits[offsets[i]:offsets[i + 1]]
+    taps: Mapping[int, F32] = field(default_factory=dict)  # layer -> [R, D], the residual after that layer
+
+    def of(self, span: int) -> F32:
+        return self.logits[self.offsets[span] : self.offsets[span + 1]]
+
+
+class Weight(Protocol):
+    """A matrix [N, K] in whatever form the backend computes on (opaque to models)."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+
+Buf = Any  # an opaque activation matrix [R, width] float32; only kernels look inside
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of one kind of layer.
+
+    inv_freq: float64 [n_rot // 2] radians per position, all scaling applied; magnitude multiplies cos and sin (YaRN).
+    interleaved: pairs are (2i, 2i+1) (llama's permuted weights); else (i, i + n_rot/2) (neox).
+    """
+
+    inv_freq: npt.NDArray[np.float64]
+    interleaved: bool
+    magnitude: float = 1.0
+
+
+class Ops(Protocol):
+    """The operations that a model file may call. Buffers are [R, width] float32; row i never depends on other rows except
+    through the caches. Models never look at values, so a backend may run at once (reference) or record and replay."""
+
+    def embed(self, weight: Weight, scale: float = 1.0) -> Buf:
+        """Rows of `weight` [V, D] for the call's tokens, times `scale`."""
+        ...
+
+    def rms_norm(self, x: Buf, weight: F32, eps: float, n_heads: int = 1) -> Buf:
+        """x / sqrt(mean(x^2) + eps) * weight, over each of `n_heads` equal slices of the row; weight [width / n_heads]."""
+        ...
+
+    def linear(self, x: Buf, weight: Weight, bias: F32 | None = None) -> Buf:
+        """x @ weight.T + bias -> [R, N]."""
+        ...
+
+    def rope(self, x: Buf, rope: Rope, n_heads: int) -> Buf:
+        """Rotate the first n_rot dims of each head by the row's position."""
+        ...
+
+    def attend(self, q: Buf, k: Buf, v: Buf, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0) -> Buf:
+        """Store k, v [R, G*d] at the rows' positions of cache number `cache`, then softmax attention of q [R, H*d] over the
+        visible positions (causal, and the cache's window): -> [R, H*d]. Query head h reads kv head h // (H // G)."""
+        ...
+
+    def add(self, a: Buf, b: Buf) -> Buf: ...
+
+    def gated(self, gate: Buf, up: Buf, act: str) -> Buf:
+        """act(gate) * up, act in {"silu", "gelu"} (gelu: tanh form)."""
+        ...
+
+    def softcap(self, x: Buf, cap: float) -> Buf:
+        """cap * tanh(x / cap)."""
+        ...
+
+    def pick(self, x: Buf) -> Buf:
+        """The rows whose logits are asked: [L, width]."""
+        ...
+
+    def tap(self, layer: int, x: Buf) -> None:
+        """Offer the residual after `layer`; kept only if the call asks for that layer."""
+        ...
+
+
+class Kernels(Protocol):
+    """A backend: loads weights in its own form and runs a model's graph."""
+
+    name: str  # shown to the user and recorded in snapshots: the numerics contract holds per name
+    prefill_tile: int  # positions per tile of the prefill path; 0 = the row path serves prompts too
+    max_rows: int  # most rows of one forward call
+    n_threads: int  # that a forward call runs on; shown to the user
+
+    def weight(self, tensor: Any) -> Weight:
+        """Take a 2-D GGUF tensor (gguf.Tensor)."""
+        ...
+
+    def vector(self, tensor: Any) -> F32:
+        """A 1-D tensor as float32."""
+        ...
+
+    def ready(self, key: object, graph: Callable[[Ops], Buf]) -> None:
+        """Do now what the first `run` would do once: pack weights, compile kernels."""
+        ...
+
+    def run(self, key: object, graph: Callable[[Ops], Buf], rows: Rows, taps: Sequence[int]) -> Out:
+        """Run `graph` (which returns the logits buffer [L, V]) on `rows`. A recording backend calls `graph` once per
+        (key, R, L, path, taps) and replays it afterwards."""
+        ...
+
+
+class Model(Protocol):
+    """Weights and one readable forward."""
+
+    vocab_size: int
+    n_layers: int
+    n_ctx_train: int
+
+    def new_state(self, n_ctx: int, slack: int) -> StateView:
+        """Empty caches for n_ctx positions; `slack` rows may be written and rejected (rings are longer by it)."""
+        ...
+
+    def forward(self, spans: Sequence[Span], taps: Sequence[int] = (), path: str = "row") -> Out:
+        """Evaluate the spans' tokens, write their cache rows, advance each state by its span's length. A call that fails leaves
+        the states at their positions, and counts the rows it may have written (their `floor` may rise)."""
+        ...
+
+
+# --- sampling ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one position is sampled. Filters act on softmax(adjusted logits / temperature), in the order top-k, top-p, min-p;
+    temperature 0 is the argmax (ties to the lower id)."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0  # relative to the most likely token
+
+
+class SamplingSchedule(Timeline, Protocol):
+    """The engine's only view of tool mode, grammar and penalties: which settings hold at the next position?"""
+
+    def push(self, token: int) -> None: ...
+
+    def params(self) -> SamplingParams: ...
+
+    def adjust(self, row: F32) -> F32:
+        """Penalties, bias and masks for the next position applied to logits [V]; returns `row` itself if nothing changes."""
+        ...
+
+
+class SamplerView(Protocol):
+    """The sampler at the coming positions, as a drafter or an accept rule sees it: draw at `pos`, push, draw, ..."""
+
+    @property
+    def pos(self) -> int: ...
+
+    def draw(self, row: F32) -> int:
+        """The token at `pos` given logits [V]: a pure function of (row, settings, seed, choice, epoch, pos).
+        Raises NumericError when no finite maximum exists."""
+        ...
+
+    def push(self, token: int) -> None: ...
+
+    def truncate(self, pos: int) -> None: ...
+
+
+# --- drafting --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draft:
+    tokens: Sequence[int] = ()
+    confidence: Sequence[float] | None = None  # one per token, 0..1, or None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter wants from the target's forward calls."""
+
+    taps: tuple[int, ...] = ()  # layers whose residual rows are handed to observe()
+
+
+class Drafter(Timeline, Protocol):
+    """Proposes tokens. It never writes the target's state, and its own state is a Timeline that truncate(p) brings to any
+    p <= pos: below its floor it keeps nothing but the position and drafts short; it never forces a prefill."""
+
+    needs: Needs
+
+    def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
+        """`tokens` were evaluated by the target at positions self.pos ..; taps[layer] holds one row for each.
+
+        Without taps (a forked or a loaded session) the drafter keeps the tokens and positions and drafts short."""
+        ...
+
+    def propose(self, k: int, last: int, view: SamplerView) -> Draft:
+        """At most k tokens to follow `last`, the chosen token that the target has not evaluated yet (position view.pos - 1).
+        Whatever is pushed to `view` is taken back by the caller."""
+        ...
+
+
+class DepthPolicy(Protocol):
+    """How many tokens to draft next; owns back-off and giving up."""
+
+    def depth(self) -> int: ...
+
+    def record(self, drafted: int, accepted: int, seconds: float) -> None: ...
+
+
+class AcceptRule(Protocol):
+    """Which drafted tokens are committed. Stateless."""
+
+    def walk(self, draft: Draft, rows: F32, sampler: SamplerView) -> Iterator[int]:
+        """Yield committed tokens left to right, each pushed to the sampler before it is yielded: accepted proposals, then
+        one token of the target's own. rows [len(draft) + 1, V]. The caller may stop early (stop token, budget)."""
+        ...
+
+
+@dataclass
+class SpecStats:
+    """Counts of one session's generation; one value for CLI, server and bench."""
+
+    passes: int = 0  # target forward calls
+    rows: int = 0  # target rows evaluated
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass of the loop committed."""
+
+    tokens: Sequence[int]
+    rows: F32  # [len(tokens), V] raw logits each token was drawn from; valid until the next forward
+    drafted: int
+    accepted: int
