@@ -1,0 +1,29 @@
+"""F32, F16, BF16: plain numbers as blocks of one value.
+
+BF16 is the upper half of a float32, so it is widened by a shift; numpy has no such type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ds4py.gguf.types import GgmlType
+from ds4py.quants.layout import F32 as Floats
+from ds4py.quants.layout import Blocks, Quant
+
+
+def decode_f32(blocks: Blocks) -> Floats:
+    return blocks["x"].astype(np.float32)[:, None]
+
+
+def decode_f16(blocks: Blocks) -> Floats:
+    return blocks["x"].astype(np.float32)[:, None]
+
+
+def decode_bf16(blocks: Blocks) -> Floats:
+    return (blocks["x"].astype(np.uint32) << 16).view(np.float32)[:, None]
+
+
+F32 = Quant(GgmlType.F32, np.dtype([("x", "<f4")]), decode_f32)
+F16 = Quant(GgmlType.F16, np.dtype([("x", "<f2")]), decode_f16)
+BF16 = Quant(GgmlType.BF16, np.dtype([("x", "<u2")]), decode_bf16)
