@@ -1,0 +1,117 @@
+"""llama: Llama 1-3, Mistral, SmolLM and relatives under the GGUF architecture name "llama".
+
+Pre-norm blocks, grouped-query attention, gated SiLU. The converter permutes the rows of q and k so that rotary pairs are
+neighbours (2i, 2i + 1). Biases exist in some derivatives; Llama 3.1's stretched frequencies come as the tensor rope_freqs.weight.
+Mixtures of experts under the same name are refused: they are another forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ds4py.models.header import Header, Heads
+from ds4py.models.rope import read_rope, rotated_len
+from ds4py.models.running import CacheSpec
+from ds4py.models.tensors import Tensors
+from ds4py.protocols import F32, Buf, Ops, Rope, Weight
+
+
+@dataclass(frozen=True)
+class Config:
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_ctx_train: int
+    heads: Heads
+    eps: float
+    rope: Rope
+
+    @classmethod
+    def read(cls, header: Header, t: Tensors) -> Config:
+        header.refuse("expert_count", "a mixture of experts")
+        n_embd = header.count("embedding_length")
+        heads = header.heads(n_embd)
+        factors = t.optional_vector("rope_freqs.weight", rotated_len(header, heads.head_len) // 2)
+        return cls(
+            n_layers=header.count("block_count"),
+            n_embd=n_embd,
+            n_ff=header.count("feed_forward_length"),
+            n_ctx_train=header.count("context_length"),
+            heads=heads,
+            eps=header.number("attention.layer_norm_rms_epsilon"),
+            rope=read_rope(header, heads.head_len, interleaved=True, factors=factors),
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    attn_norm: F32
+    attn_q: Weight
+    attn_k: Weight
+    attn_v: Weight
+    attn_output: Weight
+    attn_q_bias: F32 | None
+    attn_k_bias: F32 | None
+    attn_v_bias: F32 | None
+    attn_output_bias: F32 | None
+    ffn_norm: F32
+    ffn_gate: Weight
+    ffn_up: Weight
+    ffn_down: Weight
+    ffn_gate_bias: F32 | None
+    ffn_up_bias: F32 | None
+    ffn_down_bias: F32 | None
+
+    @classmethod
+    def read(cls, t: Tensors, blk: str, c: Config) -> Layer:
+        q_len, kv_len = c.heads.q_len, c.heads.kv_len
+        return cls(
+            attn_norm=t.vector(f"{blk}.attn_norm.weight", c.n_embd),
+            attn_q=t.matrix(f"{blk}.attn_q.weight", q_len, c.n_embd),
+            attn_k=t.matrix(f"{blk}.attn_k.weight", kv_len, c.n_embd),
+            attn_v=t.matrix(f"{blk}.attn_v.weight", kv_len, c.n_embd),
+            attn_output=t.matrix(f"{blk}.attn_output.weight", c.n_embd, q_len),
+            attn_q_bias=t.optional_vector(f"{blk}.attn_q.bias", q_len),
+            attn_k_bias=t.optional_vector(f"{blk}.attn_k.bias", kv_len),
+            attn_v_bias=t.optional_vector(f"{blk}.attn_v.bias", kv_len),
+            attn_output_bias=t.optional_vector(f"{blk}.attn_output.bias", c.n_embd),
+            ffn_norm=t.vector(f"{blk}.ffn_norm.weight", c.n_embd),
+            ffn_gate=t.matrix(f"{blk}.ffn_gate.weight", c.n_ff, c.n_embd),
+            ffn_up=t.matrix(f"{blk}.ffn_up.weight", c.n_ff, c.n_embd),
+            ffn_down=t.matrix(f"{blk}.ffn_down.weight", c.n_embd, c.n_ff),
+            ffn_gate_bias=t.optional_vector(f"{blk}.ffn_gate.bias", c.n_ff),
+            ffn_up_bias=t.optional_vector(f"{blk}.ffn_up.bias", c.n_ff),
+            ffn_down_bias=t.optional_vector(f"{blk}.ffn_down.bias", c.n_embd),
+        )
+
+
+class Model:
+    def __init__(self, header: Header, t: Tensors) -> None:
+        c = self.config = Config.read(header, t)
+        self.token_embd = t.embedding(c.n_embd)
+        self.blk = [Layer.read(t, f"blk.{i}", c) for i in range(c.n_layers)]
+        self.output_norm = t.vector("output_norm.weight", c.n_embd)
+        self.output = t.head(self.token_embd)
+        self.vocab_size = self.token_embd.shape[0]
+        self.n_layers, self.n_ctx_train = c.n_layers, c.n_ctx_train
+        self.caches: Sequence[CacheSpec] = [CacheSpec(c.heads.n_head_kv, c.heads.head_len, c.heads.head_len)] * c.n_layers
+
+    def graph(self, ops: Ops) -> Buf:
+        c = self.config
+        x = ops.embed(self.token_embd)
+        for i, blk in enumerate(self.blk):
+            x = ops.add(x, self._attention(ops, i, blk, ops.rms_norm(x, blk.attn_norm, c.eps)))
+            h = ops.rms_norm(x, blk.ffn_norm, c.eps)
+            gate, up = ops.linear(h, blk.ffn_gate, blk.ffn_gate_bias), ops.linear(h, blk.ffn_up, blk.ffn_up_bias)
+            x = ops.add(x, ops.linear(ops.gated(gate, up, "silu"), blk.ffn_down, blk.ffn_down_bias))
+            ops.tap(i, x)
+        return ops.linear(ops.rms_norm(ops.pick(x), self.output_norm, c.eps), self.output)
+
+    def _attention(self, ops: Ops, i: int, blk: Layer, h: Buf) -> Buf:
+        heads, rope = self.config.heads, self.config.rope
+        q = ops.rope(ops.linear(h, blk.attn_q, blk.attn_q_bias), rope, heads.n_head)
+        k = ops.rope(ops.linear(h, blk.attn_k, blk.attn_k_bias), rope, heads.n_head_kv)
+        v = ops.linear(h, blk.attn_v, blk.attn_v_bias)
+        mixed = ops.attend(q, k, v, i, heads.n_head, heads.n_head_kv, heads.head_len**-0.5)
+        return ops.linear(mixed, blk.attn_output, blk.attn_output_bias)

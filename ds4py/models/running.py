@@ -1,0 +1,129 @@
+"""Running any architecture: several sessions' tokens become one list of rows, the backend runs the graph, the states advance.
+
+An architecture file gives its graph and its list of caches (`Network`); everything that is the same for all of them is here,
+once, by composition: `LoadedModel` has a network, it is not the base class of one.
+
+All checks happen before the backend is called, so a refused call changes nothing. If the backend itself stops half way (Ctrl-C),
+the states stay at their positions but take note of the rows that may have been written: rings have lost what lay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ds4py.errors import ContextError, UsageError
+from ds4py.protocols import Buf, Kernels, Ops, Out, Rows, Span
+from ds4py.state import Cache, FullCache, SlidingCache, State
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What one attention layer keeps: window 0 keeps every position."""
+
+    n_kv_heads: int
+    key_len: int
+    value_len: int
+    window: int = 0
+
+
+class Network(Protocol):
+    """What an architecture file provides: a forward written with `Ops`, and the numbers needed to run it."""
+
+    vocab_size: int
+    n_layers: int
+    n_ctx_train: int
+    caches: Sequence[CacheSpec]  # in the order of the cache numbers that `graph` uses
+
+    def graph(self, ops: Ops) -> Buf: ...
+
+
+class LoadedModel:
+    """A network with weights on a backend: `protocols.Model`."""
+
+    def __init__(self, network: Network, kernels: Kernels, kv_dtype: npt.DTypeLike) -> None:
+        self.network = network
+        self.kernels = kernels
+        self.kv_dtype = np.dtype(kv_dtype)
+        self.vocab_size = network.vocab_size
+        self.n_layers = network.n_layers
+        self.n_ctx_train = network.n_ctx_train
+
+    def new_state(self, n_ctx: int, slack: int) -> State:
+        """Empty caches for n_ctx positions, of which the last `slack` can always be taken back. ValueError for n_ctx < 1.
+
+        Rings are longer than asked where one forward may write more rows than `slack`."""
+        if n_ctx < 1 or slack < 0:
+            raise ValueError(f"n_ctx {n_ctx} must be at least 1 and slack {slack} at least 0")
+        room = max(slack, self.kernels.max_rows - 1)
+        return State([self._new_cache(spec, n_ctx, room) for spec in self.network.caches], n_ctx)
+
+    def _new_cache(self, spec: CacheSpec, n_ctx: int, slack: int) -> Cache:
+        if spec.window:
+            return SlidingCache(spec.window, slack, spec.n_kv_heads, spec.key_len, spec.value_len, self.kv_dtype)
+        return FullCache(n_ctx, spec.n_kv_heads, spec.key_len, spec.value_len, self.kv_dtype)
+
+    def forward(self, spans: Sequence[Span], taps: Sequence[int] = (), path: str = "row") -> Out:
+        """Evaluate the spans' tokens, write their cache rows, advance each state by its span's length.
+
+        ContextError when a span does not fit its context, UsageError for a token id outside the vocabulary, ValueError for a
+        call that no caller should make (too many rows, one session twice, a ragged tile)."""
+        self._check(spans, taps, path)
+        rows, offsets = flatten(spans, path)
+        try:
+            out = self.kernels.run(self, self.network.graph, rows, taps)
+        except BaseException:
+            for span in spans:
+                pos = span.state.pos
+                span.state.advance(len(span.tokens), False)
+                span.state.truncate(pos)
+            raise
+        for span in spans:
+            span.state.advance(len(span.tokens), path == "prefill")
+        return Out(out.logits, offsets, out.taps)
+
+    def _check(self, spans: Sequence[Span], taps: Sequence[int], path: str) -> None:
+        n_rows = sum(len(span.tokens) for span in spans)
+        if not 1 <= n_rows <= self.kernels.max_rows:
+            raise ValueError(f"a forward of {n_rows} rows; this backend takes 1 to {self.kernels.max_rows}")
+        if len({id(span.state) for span in spans}) != len(spans):
+            raise ValueError("one session appears twice in a forward")
+        if any(not 0 <= layer < self.n_layers for layer in taps):
+            raise ValueError(f"taps {list(taps)} are not all layers 0..{self.n_layers - 1}")
+        if path not in ("row", "prefill"):
+            raise ValueError(f"there is no path {path!r}")
+        for span in spans:
+            self._check_span(span, path)
+
+    def _check_span(self, span: Span, path: str) -> None:
+        n, pos, n_ctx = len(span.tokens), span.state.pos, span.state.n_ctx
+        if n == 0 or not 0 <= span.n_logits <= n:
+            raise ValueError(f"a span of {n} tokens that asks for {span.n_logits} rows of logits")
+        if pos + n > n_ctx:
+            raise ContextError(f"{pos + n} tokens do not fit the context of {n_ctx}; choose a larger --ctx or a shorter prompt.")
+        bad = next((token for token in span.tokens if not 0 <= token < self.vocab_size), None)
+        if bad is not None:
+            raise UsageError(f"The token id {bad} is outside the model's vocabulary of {self.vocab_size}.")
+        tile = self.kernels.prefill_tile
+        if path == "prefill" and (not tile or pos % tile or n % tile):
+            raise ValueError(f"the prefill path takes whole aligned tiles of {tile}, not {n} tokens at position {pos}")
+
+
+def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:
+    """The rows of a call, spans one after another, and where each span's rows of logits begin and end."""
+    lengths = [len(span.tokens) for span in spans]
+    ends = np.cumsum(lengths)
+    logit_rows = [np.arange(end - span.n_logits, end) for span, end in zip(spans, ends, strict=True)]
+    rows = Rows(
+        tokens=np.concatenate([np.asarray(span.tokens, np.int64) for span in spans]),
+        pos=np.concatenate([span.state.pos + np.arange(n, dtype=np.int64) for span, n in zip(spans, lengths, strict=True)]),
+        states=[span.state for span in spans],
+        span_of=np.repeat(np.arange(len(spans), dtype=np.int64), lengths),
+        logit_rows=np.concatenate(logit_rows).astype(np.int64),
+        path=path,
+    )
+    return rows, [0, *np.cumsum([span.n_logits for span in spans]).tolist()]
