@@ -1,0 +1,137 @@
+"""The CPU backend: protocols.Kernels over recorded programs.
+
+A call of the model's forward is: write tokens, positions and session tables into cells, look up the program of this shape, let all
+threads replay it, hand out a view of the logits. Which kernels exist is decided by what the model's graph asks for; they are
+compiled on first request and cached on disk (compile.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ds4py.errors import UnsupportedError
+from ds4py.gguf import Tensor
+from ds4py.kernels.cpu import iq2, matmul
+from ds4py.kernels.cpu.compile import Builder, Library
+from ds4py.kernels.cpu.executor import Executor, physical_cores
+from ds4py.kernels.cpu.packed import Packed
+from ds4py.kernels.cpu.recorder import Buffer, Pool, Program, Recorder
+from ds4py.kernels.cpu.target import Target, target_for
+from ds4py.kernels.cpu.weights import CpuWeight
+from ds4py.protocols import F32, Ops, Out, Rope, Rows
+from ds4py.quants import decode
+
+ROPE_CHUNK = 1024  # positions by which a rotary table grows
+
+
+class CpuKernels:
+    """Row-invariant kernels on quantised weights. `path` forces a hardware path (target.PATHS); None takes the best."""
+
+    prefill_tile = 0  # prompts take the row path: on these CPUs int8 products are also the fastest for many rows
+
+    def __init__(self, threads: int | None = None, max_rows: int = 64, path: str | None = None, progress: Callable[[int, int], None] | None = None):
+        target = target_for(path)
+        self.name = f"cpu-{target.path}"
+        self.library = Library(target, progress=progress)
+        self.n_threads = threads or physical_cores()
+        self.executor = Executor(self.library, self.n_threads)
+        atexit.register(self.executor.close)
+        self.max_rows = max_rows
+        self.pool = Pool()
+        self._programs: dict[object, Program] = {}
+        self._micro: dict[Packed, np.ndarray] = {}
+        self._ropes: list[Rope] = []
+        self._rope_tables: list[F32] = []
+        self._rope_cells = np.zeros(64, np.int64)
+        self._cells = np.zeros((4, max_rows), np.int64)  # tokens, positions, session tables, picked rows
+        self.tokens_at, self.pos_at, self.tables_at, self.picked_at = (int(row.ctypes.data) for row in self._cells)
+        self._iq2_tables = iq2.tables()
+        self.iq2_tables = int(self._iq2_tables.ctypes.data)
+        self._scratch = np.zeros(0, np.float32)
+        self._scratch_cells = np.zeros(2, np.int64)  # address, bytes per thread
+        self.scratch_cell = int(self._scratch_cells.ctypes.data)
+
+    # --- protocols.Kernels ---
+    def weight(self, tensor: Tensor) -> CpuWeight:
+        return CpuWeight(self, tensor)
+
+    def vector(self, tensor: Tensor) -> F32:
+        return decode(tensor.type, tensor.data, tensor.n_values)
+
+    def ready(self, key: object, graph: Callable[[Ops], Buffer]) -> None:
+        """Record the one-row program now: weights are packed and kernels compiled before the first token is asked for."""
+        self._program(key, graph, 1, 1, ())
+
+    def run(self, key: object, graph: Callable[[Ops], Buffer], rows: Rows, taps: Sequence[int] = ()) -> Out:
+        if rows.n > self.max_rows:
+            raise UnsupportedError(f"{rows.n} rows in one forward call; this backend was opened for at most {self.max_rows}")
+        n_logits = len(rows.logit_rows)
+        program = self._program(key, graph, rows.n, n_logits, tuple(taps))
+        self._cells[0, : rows.n], self._cells[1, : rows.n] = rows.tokens, rows.pos
+        tables = np.array([s.table.ctypes.data for s in rows.states], np.int64)
+        self._cells[2, : rows.n] = tables[rows.span_of]
+        self._cells[3, :n_logits] = rows.logit_rows
+        self._grow_tables(program, int(rows.pos.max()))
+        self._grow_scratch(max((cache.capacity for state in rows.states for cache in state.caches), default=0))
+        self.executor.run(program.ops)
+        spans = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1))
+        return Out(program.logits, spans.tolist(), program.taps)
+
+    # --- for the recorder ---
+    def kernel(self, name: str, builder: Callable[[Target], Builder]) -> int:
+        return self.library.load({name: builder(self.library.target)})[name]
+
+    def micro_table(self, form: Packed) -> int:
+        """Address of the driver's table: entry m is the micro kernel for m rows."""
+        if form not in self._micro:
+            t = self.library.target
+            at = self.library.load({f"micro_{form.name}_{m}": matmul.micro(form, m, t) for m in matmul.ROWS})
+            table = np.zeros(max(matmul.ROWS) + 1, np.int64)
+            for m in matmul.ROWS:
+                table[m] = at[f"micro_{form.name}_{m}"]
+            self._micro[form] = table
+        return int(self._micro[form].ctypes.data)
+
+    def rope_table(self, rope: Rope) -> int:
+        """Index of the table of cosines and sines for `rope`; equal ropes share one."""
+        for i, other in enumerate(self._ropes):
+            if other.magnitude == rope.magnitude and np.array_equal(other.inv_freq, rope.inv_freq):
+                return i
+        if len(self._ropes) == len(self._rope_cells):
+            raise UnsupportedError(f"more than {len(self._rope_cells)} kinds of rotary embedding in one model")
+        self._ropes.append(rope)
+        self._rope_tables.append(np.zeros((0, 2 * len(rope.inv_freq)), np.float32))
+        return len(self._ropes) - 1
+
+    def rope_cell(self, table: int) -> int:
+        return int(self._rope_cells[table:].ctypes.data)
+
+    # --- private ---
+    def _program(self, key: object, graph: Callable[[Ops], Buffer], n: int, n_logits: int, taps: tuple[int, ...]) -> Program:
+        shape = (key, n, n_logits, taps)
+        if shape not in self._programs:
+            recorder = Recorder(self, n, n_logits, taps)
+            self._programs[shape] = recorder.finish(graph(recorder))
+        return self._programs[shape]
+
+    def _grow_tables(self, program: Program, pos: int) -> None:
+        """Angles are formed in float64: at position 100,000 a float32 angle is off by 0.004 rad."""
+        for i in program.ropes:
+            have = len(self._rope_tables[i])
+            if pos < have:
+                continue
+            rope, n = self._ropes[i], (pos // ROPE_CHUNK + 1) * ROPE_CHUNK
+            angle = np.arange(have, n)[:, None] * rope.inv_freq[None]
+            rows = np.concatenate([np.cos(angle), np.sin(angle)], 1) * rope.magnitude
+            self._rope_tables[i] = np.concatenate([self._rope_tables[i], rows.astype(np.float32)])
+            self._rope_cells[i] = self._rope_tables[i].ctypes.data
+
+    def _grow_scratch(self, capacity: int) -> None:
+        """Scores of one head over a whole cache (and the ragged tiles at its ends), per thread."""
+        per_thread = -(-(capacity + 48) // 16) * 16
+        if self._scratch_cells[1] < per_thread * 4:
+            self._scratch = np.zeros(per_thread * self.executor.n_threads, np.float32)
+            self._scratch_cells[:] = self._scratch.ctypes.data, per_thread * 4

@@ -1,0 +1,114 @@
+"""From kernel builders to machine code, with an object cache on disk.
+
+Every kernel is its own small module and its own object file, so a new model compiles only what no earlier model needed. The
+cache folder's name is a hash of everything the code depends on (target, LLVM version, the sources of this package); a file is the
+SHA-256 of the object followed by the object, written under a temporary name and renamed, so concurrent starts and crashes are
+harmless and a damaged file is simply compiled again. A read-only home costs the cache, nothing else.
+
+Rejected: one module per model (any new quant type would recompile everything); LLVM's own ORC cache (not reachable from llvmlite).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llb
+from llvmlite import ir
+
+from ds4py.kernels.cpu.target import Target
+
+Builder = Callable[[ir.Module, str], None]  # adds one function of the given name to the module
+
+
+def cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ds4py" / "kernels"
+
+
+class Library:
+    """Compiled kernels of one target, by name. Compilation happens on first request; addresses stay valid as long as it lives."""
+
+    def __init__(self, target: Target, cache: Path | None = None, progress: Callable[[int, int], None] | None = None):
+        llb.initialize_native_target()
+        llb.initialize_native_asmprinter()
+        self.target = target
+        self.progress = progress
+        self._machine = _machine(target)
+        self._engines: list[llb.ExecutionEngine] = []
+        self._address: dict[str, int] = {}
+        self._folder = (cache or cache_root()) / f"{target.path}-{_fingerprint(target)}"
+        self.n_compiled = 0  # kernels that were not in the cache
+
+    def load(self, kernels: Mapping[str, Builder]) -> dict[str, int]:
+        """Addresses of the named kernels; compiles what is neither loaded nor cached."""
+        todo = [name for name in kernels if name not in self._address]
+        if todo:
+            engine = llb.create_mcjit_compiler(llb.parse_assembly(""), _machine(self.target))
+            misses = [name for name in todo if not self._path(name).exists()]
+            for name in todo:
+                engine.add_object_file(llb.ObjectFileRef.from_data(self._object(name, kernels[name], len(misses))))
+            engine.finalize_object()
+            self._engines.append(engine)
+            for name in todo:
+                self._address[name] = engine.get_function_address(name)
+        return {name: self._address[name] for name in kernels}
+
+    def emit(self, name: str, builder: Builder) -> bytes:
+        """Object code of one kernel, bypassing the cache."""
+        module = ir.Module(name)
+        module.triple = llb.get_process_triple()
+        builder(module, name)
+        parsed = llb.parse_assembly(str(module))
+        parsed.verify()
+        options = llb.create_pipeline_tuning_options(speed_level=2)
+        options.loop_vectorization = options.slp_vectorization = False  # vectors are explicit; keep code size and time low
+        options.loop_unrolling = True
+        passes = llb.create_pass_builder(self._machine, options)
+        passes.getModulePassManager().run(parsed, passes)
+        return self._machine.emit_object(parsed)
+
+    def assembly(self, name: str, builder: Builder) -> str:
+        """Assembly text of one kernel, for people and for tests of instruction selection."""
+        module = ir.Module(name)
+        module.triple = llb.get_process_triple()
+        builder(module, name)
+        return self._machine.emit_assembly(llb.parse_assembly(str(module)))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.o"
+
+    def _object(self, name: str, builder: Builder, total: int) -> bytes:
+        path = self._path(name)
+        with contextlib.suppress(OSError):
+            blob = path.read_bytes()
+            if hashlib.sha256(blob[32:]).digest() == blob[:32]:
+                return blob[32:]
+        code = self.emit(name, builder)
+        self.n_compiled += 1
+        if self.progress:
+            self.progress(self.n_compiled, max(total, self.n_compiled))
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=name)
+            with os.fdopen(handle, "wb") as f:
+                f.write(hashlib.sha256(code).digest() + code)
+            os.replace(temporary, path)
+        return code
+
+
+def _machine(target: Target) -> llb.TargetMachine:
+    triple = llb.Target.from_triple(llb.get_process_triple())
+    return triple.create_target_machine(cpu=target.cpu, features=target.features, opt=2, codemodel="jitdefault", jit=True)
+
+
+def _fingerprint(target: Target) -> str:
+    h = hashlib.sha256(repr((target, llvmlite.__version__, llb.llvm_version_info, llb.get_process_triple())).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        h.update(path.read_bytes())
+    return h.hexdigest()[:16]

@@ -1,0 +1,89 @@
+"""IQ2_XXS products straight from the file's layout, for the experts of models too large to repack.
+
+Eight weights are one row of the code's grid, so lanes cannot be output rows without a gather per lane; here the lanes are inputs
+instead: 32 weights make one byte vector (four grid rows), the signs go to the activations, and a block's float scale is applied to
+eight partial sums that are added up once per output. The tables (2 KB of grid, 1 KB of signs) stay in L1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+
+from ds4py.kernels.cpu.compile import Builder
+from ds4py.kernels.cpu.ir import F32, I8, I16, I32, I64, Fn, Val, vec
+from ds4py.kernels.cpu.lanes import fma, hsum, load_f16
+from ds4py.kernels.cpu.packed import BLOCK
+from ds4py.kernels.cpu.target import Target
+from ds4py.quants.iq2_xxs import GRID, SIGNS
+
+BLOCK_BYTES = 66  # f16 scale, then eight times (four grid rows, four 7-bit sign sets and a 4-bit scale)
+
+
+def tables() -> np.ndarray:
+    """uint8 [256 * 8 + 128 * 8]: the grid's rows, then the sign sets as bytes +1 / -1."""
+    return np.concatenate([GRID.astype(np.int8).ravel(), SIGNS.astype(np.int8).ravel()]).view(np.uint8)
+
+
+def _four_rows(f: Fn, table: Val, index: list[Val]) -> Val:
+    """Four 8-byte table rows as one vector of 32 bytes."""
+    quad = Val(f, ir.Constant(vec(I64, 4), ir.Undefined))
+    for i, at in enumerate(index):
+        row = f.load(table + at * 8, I64, 1)
+        quad = Val(f, f.b.insert_element(quad.v, row.v, ir.Constant(I32, i)))
+    return f.bitcast(quad, vec(I8, 32))
+
+
+def _weights(f: Fn, at: Val, sub: Val, table: Val) -> tuple[Val, Val, Val]:
+    """(grid magnitudes [32] i8, signs [32] i8, scale s + 0.5 over 4 as f32) of sub-block `sub` of the block at `at`."""
+    words = at + sub * 8 + 2
+    codes = [f.zext(f.load(words + i, I8), I64) for i in range(4)]
+    second = f.zext(f.load(words + 4, I32), I64)
+    sets = [(second >> (7 * i)) & 127 for i in range(4)]
+    scale = (f.to_float(f.trunc(second >> 28, I32)) + 0.5) * 0.25
+    return _four_rows(f, table, codes), _four_rows(f, table + 2048, sets), scale
+
+
+def _dot32(f: Fn, t: Target, mag: Val, signs: Val, x: Val) -> Val:
+    """32 products of bytes summed to 8 i32 lanes. Magnitudes are at most 43, so pairs fit in 16 bits."""
+    if t.path != "plain":
+        w16 = vec(I16, 16)
+        signed = f.intrinsic("llvm.x86.avx2.psign.b", x.type, x, signs)
+        pairs = f.intrinsic("llvm.x86.avx2.pmadd.ub.sw", w16, mag, signed)
+        return f.intrinsic("llvm.x86.avx2.pmadd.wd", vec(I32, 8), pairs, f.c(w16, 1))
+    w, v = f.sext(mag * signs, vec(I32, 32)), f.sext(x, vec(I32, 32))
+    p = w * v
+    total = f.part(p, 0, 8)
+    for i in range(1, 4):
+        total = total + f.part(p, 8 * i, 8)
+    return total
+
+
+def product(t: Target) -> Builder:
+    """void(args, tid, nt): y[row, n] = sum over k. Outputs are split over threads.
+
+    args: [2] w [3] x, quantised rows [4] y [5] ldy [6] xstride [7] blocks of 32 per padded row [8] blocks of 256 per row [9] outputs
+    [10] n_rows [11] tables.
+    """
+
+    def build(module: ir.Module, name: str) -> None:
+        f = Fn(module, name, [I64] * 3)
+        args, tid, nt = f.args
+        w, x, y, ldy, xstride, n_blocks, n_super, n_out, n_rows, table = (f.load(args + 8 * i, I64, 8) for i in range(2, 12))
+        with f.loop(n_out * tid / nt, n_out * (tid + 1) / nt) as n, f.loop(0, n_rows) as r:
+            row = x + r * xstride
+            scales = row + n_blocks * BLOCK
+            acc = f.var(f.c(vec(F32, 8), 0.0))
+            with f.loop(0, n_super) as i:
+                at = w + (n * n_super + i) * BLOCK_BYTES
+                d = load_f16(f, t, at, 1)
+                with f.loop(0, 8) as sub:
+                    mag, signs, scale = _weights(f, at, sub, table)
+                    block = i * 8 + sub
+                    sums = f.to_float(_dot32(f, t, mag, signs, f.load(row + block * BLOCK, vec(I8, 32))))
+                    factor = d * scale * f.load(scales + block * 4, F32, 4)
+                    acc.set(fma(f, t, sums, f.splat(factor, 8), acc.get()))
+            f.store(y + (r * ldy + n) * 4, hsum(f, acc.get()), 4)
+        f.ret()
+
+    return build

@@ -1,0 +1,301 @@
+"""Recording a model's forward as a flat program.
+
+The model's graph runs once, in Python, against a Recorder: each operation allocates its result and appends one record. Nothing is
+computed. The program is then replayed for every call with the same number of rows; what changes from call to call (tokens,
+positions, which session a row belongs to) lies in cells whose addresses are baked in.
+
+Memory: a buffer's block goes back to the pool when the model drops its last reference, exactly as in eager Python, so the program
+reuses memory the way the source reads. All programs share one pool, since only one runs at a time.
+
+Barriers: an op needs one only if it touches memory that another thread may have written (or may still be reading) since the last
+barrier. Ops split alike over the same buffer stay on their thread and need none; that drops a layer from about 20 barriers to 10.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ds4py.errors import UnsupportedError
+from ds4py.gguf.types import GgmlType
+from ds4py.kernels.cpu import attention, iq2, matmul, rowwise, unpack
+from ds4py.kernels.cpu.executor import RECORD
+from ds4py.kernels.cpu.packed import BLOCK, pairs
+from ds4py.kernels.cpu.weights import FLOATS, CpuWeight
+from ds4py.protocols import F32, Rope
+
+if TYPE_CHECKING:
+    from ds4py.kernels.cpu.backend import CpuKernels
+
+PANEL_BYTES = 96 << 10  # weights walked through all chunks of rows before the next panel: about a quarter of an L2 cache
+
+
+class Pool:
+    """Blocks of activation memory in power-of-two sizes; zeroed when first made."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, np.ndarray]] = []  # (address, memory), kept for ever
+
+    def sizes(self) -> list[tuple[int, int]]:
+        return [(memory.nbytes - 64, address) for address, memory in self._blocks]
+
+    def grow(self, size: int) -> int:
+        memory = np.zeros(size + 64, np.uint8)
+        address = memory.ctypes.data + (-memory.ctypes.data % 64)
+        self._blocks.append((address, memory))
+        return address
+
+
+class Memory:
+    """One recording's view of the pool: which blocks are free at this point of the program."""
+
+    def __init__(self, pool: Pool):
+        self._pool = pool
+        self._free: dict[int, list[int]] = {}
+        for size, address in pool.sizes():
+            self._free.setdefault(size, []).append(address)
+
+    def take(self, n_bytes: int) -> tuple[int, int]:
+        size = max(4096, 1 << (n_bytes - 1).bit_length())
+        free = self._free.get(size)
+        return (free.pop() if free else self._pool.grow(size)), size
+
+    def give(self, size: int, address: int) -> None:
+        self._free.setdefault(size, []).append(address)
+
+
+@dataclass(eq=False)
+class Buffer:
+    """An activation matrix [n_rows, width] f32, or (width 0) quantised rows of n_blocks blocks."""
+
+    memory: Memory
+    n_rows: int
+    width: int
+    n_blocks: int = 0
+    split: str = "own"  # how its writer was split: "row", "col", or "own"
+    live: int = 0  # columns that mean something; the rest is padding
+    quantised: Buffer | None = None
+    address: int = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = self.n_rows * self.width * 4 if self.width else self.n_rows * self.n_blocks * matmul.ROW_BYTES
+        self.address, self.size = self.memory.take(n)
+
+    def __del__(self) -> None:
+        self.memory.give(self.size, self.address)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A finished recording. `logits` and `taps` are views of pool memory, overwritten by the next run of any program."""
+
+    ops: np.ndarray  # int64 [n, RECORD]
+    logits: F32
+    taps: dict[int, F32]
+    ropes: tuple[int, ...]  # rope tables it reads
+    caches: frozenset[int]
+    keep: tuple[object, ...]
+
+
+class Recorder:
+    """protocols.Ops for the CPU: appends records instead of computing."""
+
+    def __init__(self, backend: CpuKernels, n_rows: int, n_logits: int, taps: tuple[int, ...]):
+        self.backend, self.n_rows, self.n_logits, self.wanted = backend, n_rows, n_logits, taps
+        self.memory = Memory(backend.pool)
+        self.ops: list[list[int]] = []
+        self.taps: dict[int, Buffer] = {}
+        self.ropes: set[int] = set()
+        self.caches: set[int] = set()
+        self.keep: list[object] = []
+        self._written: dict[object, tuple[str, object]] = {}  # since the last barrier: what -> (split, geometry)
+        self._read: dict[object, set[tuple[str, object]]] = {}
+
+    # --- the protocol ---
+    def embed(self, weight: CpuWeight, scale: float = 1.0) -> Buffer:
+        if weight.form is None and weight.type not in FLOATS:
+            raise UnsupportedError(f"tensor {weight.tensor.name}: the CPU kernels cannot look up rows of type {weight.type.name}")
+        out = self._new(weight.row_len, "row")
+        at = self.backend.kernel(f"embed_{weight.type.name}", lambda t: unpack.embed(weight.type, t))
+        args = [weight.file_address, self.backend.tokens_at, out.address, weight.row_len, weight.row_bytes, self.n_rows, _bits(scale)]
+        self._op(at, args, "row", [], [out])
+        return out
+
+    def rms_norm(self, x: Buffer, weight: F32, eps: float, n_heads: int = 1) -> Buffer:
+        width = x.width // n_heads
+        if width % 4 or len(weight) != width:
+            raise UnsupportedError(f"the CPU kernels normalise rows of a multiple of 4 values; this model has {width}")
+        out = self._new(x.width, "row", x.n_rows)
+        at = self.backend.kernel("rms_norm", rowwise.rms_norm)
+        self._op(at, [x.address, self._vector(weight), out.address, width, n_heads, x.n_rows, _bits(eps)], "row", [x], [out])
+        return out
+
+    def linear(self, x: Buffer, weight: CpuWeight, bias: F32 | None = None) -> Buffer:
+        weight.prepare()
+        out = self._new(weight.padded_rows, "own", x.n_rows)
+        if weight.form is not None:
+            q = self._quantised(x)
+            table = self.backend.micro_table(weight.form)
+            panel = max(1, PANEL_BYTES // (pairs(weight.row_len) * weight.form.pair_bytes)) if x.n_rows > 8 else weight.n_groups
+            panel = max(4, panel // 4 * 4)
+            args = [weight.address, q.address, out.address, weight.padded_rows, q.n_blocks * matmul.ROW_BYTES]
+            args += [pairs(weight.row_len), weight.n_groups, x.n_rows, panel, table]
+            self._op(self.backend.kernel("driver", matmul.driver), args, "own", [q], [out])
+        elif weight.type == GgmlType.IQ2_XXS:
+            q = self._quantised(x)
+            args = [weight.file_address, q.address, out.address, weight.padded_rows, q.n_blocks * matmul.ROW_BYTES, q.n_blocks]
+            args += [weight.row_len // 256, weight.n_rows, x.n_rows, self.backend.iq2_tables]
+            self._op(self.backend.kernel("iq2_xxs", iq2.product), args, "own", [q], [out])
+        else:
+            kind = weight.type.name.lower()
+            at = self.backend.kernel(f"float_{kind}", lambda t: matmul.float_product(kind, t))
+            args = [weight.file_address, x.address, out.address, weight.padded_rows, x.width, weight.row_len, weight.n_rows, x.n_rows]
+            self._op(at, args, "own", [x], [out])
+        if weight.padded_rows - weight.n_rows >= 4:
+            out = self._narrow(out, weight.n_rows)
+        out.live = weight.n_rows
+        if bias is not None:
+            at = self.backend.kernel("add_bias", rowwise.add_bias)
+            self._op(at, [out.address, self._vector(bias), out.width, x.n_rows], "row", [out], [out])
+            out.split = "row"
+        return out
+
+    def rope(self, x: Buffer, rope: Rope, n_heads: int) -> Buffer:
+        out = self._new(x.width, "row", x.n_rows)
+        table = self.backend.rope_table(rope)
+        self.ropes.add(table)
+        at = self.backend.kernel(f"rope_{int(rope.interleaved)}", lambda t: rowwise.rope(t, rope.interleaved))
+        args = [x.address, out.address, x.width // n_heads, n_heads, x.n_rows, self.backend.pos_at, self.backend.rope_cell(table), len(rope.inv_freq)]
+        self._op(at, args, "row", [x], [out])
+        return out
+
+    def attend(self, q: Buffer, k: Buffer, v: Buffer, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0) -> Buffer:
+        b, d = self.backend, q.width // n_heads
+        if d % 16:
+            raise UnsupportedError(f"the CPU attention kernel needs heads of a multiple of 16 values; this model has {d}")
+        self.caches.add(cache)
+        args = [k.address, v.address, d, n_kv_heads, self.n_rows, b.pos_at, b.tables_at, cache]
+        self._op(b.kernel("store_kv", attention.store_kv), args, "row", [k, v], [("cache", cache)])
+        out = self._new(q.width, "own")
+        name = f"attend_{d}{'_cap' if softcap else ''}"
+        at = b.kernel(name, lambda t: attention.attend(t, d, bool(softcap)))
+        args = [q.address, out.address, n_heads, n_kv_heads, self.n_rows, b.pos_at, b.tables_at, cache, _bits(scale), _bits(softcap or 1.0)]
+        self._op(at, [*args, b.scratch_cell, b.scratch_cell + 8], "own", [q, ("cache", cache)], [out])
+        return out
+
+    def add(self, a: Buffer, b: Buffer) -> Buffer:
+        return self._elementwise("add", lambda t: rowwise.elementwise(t, 2, rowwise.add, "row"), [a, b], "row")
+
+    def gated(self, gate: Buffer, up: Buffer, act: str) -> Buffer:
+        fn = {"silu": rowwise.silu_gate, "gelu": rowwise.gelu_gate}[act]
+        return self._elementwise(f"gate_{act}", lambda t: rowwise.elementwise(t, 2, fn(t), "col"), [gate, up], "col")
+
+    def softcap(self, x: Buffer, cap: float) -> Buffer:
+        return self._elementwise("softcap", lambda t: rowwise.elementwise(t, 1, rowwise.softcap(t), "col"), [x], "col", cap)
+
+    def pick(self, x: Buffer) -> Buffer:
+        if self.n_logits == self.n_rows:
+            return x
+        out = self._new(x.width, "row", self.n_logits)
+        at = self.backend.kernel("pick", rowwise.pick)
+        self._op(at, [x.address, out.address, x.width, self.n_logits, self.backend.picked_at], "row", [x], [out])
+        return out
+
+    def tap(self, layer: int, x: Buffer) -> None:
+        if layer in self.wanted:
+            self.taps[layer] = x
+
+    # --- building ---
+    def finish(self, logits: Buffer) -> Program:
+        ops = np.zeros((len(self.ops), RECORD), np.int64)
+        for i, record in enumerate(self.ops):
+            ops[i, : len(record)] = record
+        taps = {layer: _view(x)[: self.n_rows] for layer, x in self.taps.items()}
+        return Program(ops, _view(logits)[:, : logits.live], taps, tuple(self.ropes), frozenset(self.caches), (*self.keep,))
+
+    def _new(self, width: int, split: str, n_rows: int | None = None) -> Buffer:
+        if width % 4:
+            raise UnsupportedError(f"the CPU kernels need widths of a multiple of 4 values; this model has {width}")
+        return Buffer(self.memory, self.n_rows if n_rows is None else n_rows, width, split=split)
+
+    def _vector(self, x: F32) -> int:
+        x = np.ascontiguousarray(x, np.float32)
+        self.keep.append(x)
+        return int(x.ctypes.data)
+
+    def _quantised(self, x: Buffer) -> Buffer:
+        """x as int8 rows; made once per buffer however many products read it."""
+        if x.quantised is None:
+            if x.width % BLOCK:
+                raise UnsupportedError(f"quantised products need inputs of a multiple of {BLOCK} values; this model has {x.width}")
+            n_blocks = 2 * pairs(x.width)
+            q = Buffer(self.memory, x.n_rows, 0, n_blocks)
+            split = x.split if x.split != "own" else "col"
+            if n_blocks * BLOCK != x.width:
+                at = self.backend.kernel("clear", rowwise.clear)
+                self._op(at, [q.address, x.n_rows * n_blocks * matmul.ROW_BYTES], "own", [], [q])
+            at = self.backend.kernel(f"quantize_{split}", lambda t: rowwise.quantize(t, split))
+            self._op(at, [x.address, q.address, x.width, n_blocks, x.n_rows], split, [x], [q])
+            x.quantised = q
+        return x.quantised
+
+    def _elementwise(self, name: str, builder, inputs: list[Buffer], split: str, param: float = 0.0) -> Buffer:
+        x = inputs[0]
+        if x.width % BLOCK:
+            raise UnsupportedError(f"the CPU kernels need widths of a multiple of {BLOCK} values; this model has {x.width}")
+        out = self._new(x.width, split, x.n_rows)
+        out.live = x.live
+        args = [*(i.address for i in inputs), out.address, x.width, x.n_rows, _bits(param)]
+        self._op(self.backend.kernel(name, builder), args, split, list(inputs), [out])
+        return out
+
+    def _narrow(self, x: Buffer, width: int) -> Buffer:
+        """Drop the padding columns of a product whose output is not a multiple of 16."""
+        out = self._new(-(-width // 4) * 4, "row", x.n_rows)
+        at = self.backend.kernel("narrow", rowwise.narrow)
+        self._op(at, [x.address, out.address, x.width, out.width, x.n_rows], "row", [x], [out])
+        return out
+
+    def _op(self, address: int, args: list[int], split: str, reads: list, writes: list) -> None:
+        barrier = self._must_wait(split, reads, writes)
+        if barrier:
+            self._written.clear()
+            self._read.clear()
+        for x in reads:
+            self._read.setdefault(_what(x), set()).add((split, _shape(x)))
+        for x in writes:
+            self._written[_what(x)] = (split, _shape(x))
+        self.ops.append([address, int(barrier), *args])
+
+    def _must_wait(self, split: str, reads: list, writes: list) -> bool:
+        def safe(x, other: tuple[str, object]) -> bool:
+            return split != "own" and other == (split, _shape(x))
+
+        for x in [*reads, *writes]:
+            earlier = self._written.get(_what(x))
+            if earlier is not None and not safe(x, earlier):
+                return True
+        return any(not safe(x, earlier) for x in writes for earlier in self._read.get(_what(x), ()))
+
+
+def _what(x) -> object:
+    return x.address if isinstance(x, Buffer) else x
+
+
+def _shape(x) -> object:
+    return (x.n_rows, x.width, x.n_blocks) if isinstance(x, Buffer) else None
+
+
+def _bits(x: float) -> int:
+    return int(np.float32(x).view(np.int32)) & 0xFFFFFFFF
+
+
+def _view(x: Buffer) -> F32:
+    n = x.n_rows * x.width
+    array = np.ctypeslib.as_array((ctypes.c_float * n).from_address(x.address))
+    return array.reshape(x.n_rows, x.width)
+

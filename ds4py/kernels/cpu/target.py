@@ -1,0 +1,70 @@
+"""Which instructions the kernels may use: the hardware path.
+
+A path is chosen once, at start, from the CPU's own feature flags (never from its name: virtual machines mask and rename), and its
+name is part of the numerics contract: same path, same bits. Each path can be forced, so that all of them are tested on whatever
+machine runs the tests: a path is legal wherever the CPU has its features.
+
+    avx512  16 lanes, vpdpbusd (AVX-512 VNNI)
+    avx2     8 lanes, vpmaddubsw + vpmaddwd, FMA, F16C
+    plain    4 lanes, no intrinsic at all: SSE2 on old x86, NEON on ARM
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llvmlite.binding as llb
+
+from ds4py.errors import UsageError
+
+PATHS = ("avx512", "avx2", "plain")
+_NEEDS = {"avx512": ("avx512f", "avx512bw", "avx512vl", "avx512vnni"), "avx2": ("avx2", "fma", "f16c"), "plain": ()}
+
+
+@dataclass(frozen=True)
+class Target:
+    """How to compile: `lanes` f32 per vector, and which intrinsics exist."""
+
+    path: str
+    cpu: str
+    features: str
+    lanes: int
+    fma: bool
+    half: bool  # hardware f16 <-> f32
+    x86: bool
+
+    @property
+    def parts(self) -> int:
+        """Vectors in a group of 16 output rows."""
+        return 16 // self.lanes
+
+
+def host_paths() -> tuple[str, ...]:
+    """Paths that this CPU can run, best first."""
+    have = {name for name, on in llb.get_host_cpu_features().items() if on}
+    return tuple(p for p in PATHS if all(f in have for f in _NEEDS[p]))
+
+
+def is_x86() -> bool:
+    return llb.get_process_triple().startswith(("x86_64", "i686", "amd64"))
+
+
+def target_for(path: str | None = None) -> Target:
+    """The target of `path`, or of the best path here. UsageError when the CPU lacks it."""
+    paths = host_paths()
+    path = path or paths[0]
+    if path not in PATHS:
+        raise UsageError(f"unknown CPU path {path!r}: choose one of {', '.join(PATHS)}")
+    if path not in paths:
+        raise UsageError(f"CPU path {path!r} needs {', '.join(_NEEDS[path])}, which this processor lacks; it has: {', '.join(paths)}")
+    return describe(path)
+
+
+def describe(path: str) -> Target:
+    """The target of `path`, whether or not this CPU can run it (code for another machine can be emitted and inspected)."""
+    if path == "avx512":
+        return Target(path, "icelake-server", "", 16, True, True, True)
+    if path == "avx2":
+        return Target(path, "haswell", "", 8, True, True, True)
+    x86 = is_x86()
+    return Target(path, "x86-64" if x86 else "generic", "", 4, not x86, not x86, x86)
