@@ -1,0 +1,93 @@
+"""An opened model on a backend, ready to make sessions.
+
+Immutable after `open`: weights, kernels and limits. All that changes while tokens are made lies in sessions, so any number of
+them share one engine, and a forward call may serve several at once (generate.step). Rejected: an engine that owns a current
+session, which makes every second user a special case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ds4py.engine.session import Limits, Progress, Session, SessionOptions
+from ds4py.errors import ResourceError, UsageError
+from ds4py.gguf import GgufFile
+from ds4py.protocols import Kernels, Model
+
+DEFAULT_CTX = 32768
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """None: the default context or what the model was trained for, whichever is less; as many threads as the backend likes."""
+
+    n_ctx: int | None = None
+    threads: int | None = None
+    kernels: str = "auto"
+    max_rows: int = 64  # most rows of one forward call
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """For the lines that tell the user what was opened."""
+
+    kernels: str
+    n_threads: int
+    n_ctx: int
+    n_ctx_train: int
+    n_layers: int
+    vocab_size: int
+    kv_bytes: int  # of one session with a full context
+    max_rows: int
+    prefill_tile: int
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model, the kernels that hold its weights, and what a session may use of them."""
+
+    model: Model
+    kernels: Kernels
+    n_ctx: int
+
+    @classmethod
+    def open(cls, gguf_file: GgufFile, options: EngineOptions | None = None, progress: Progress | None = None) -> Engine:
+        """Load the model in `gguf_file`; progress(done, total) reports kernels that a first start has to compile.
+
+        Raises UsageError for options out of range, and what loader and backend raise."""
+        from ds4py.kernels import open_kernels
+        from ds4py.models import load_model
+
+        options = options or EngineOptions()
+        counts = {"context": options.n_ctx, "number of threads": options.threads, "rows of a forward": options.max_rows}
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise UsageError(f"the {name} must be at least 1, not {value}")
+        kernels = open_kernels(options.kernels, threads=options.threads, max_rows=options.max_rows, progress=progress)
+        model = load_model(gguf_file, kernels)
+        return cls(model, kernels, options.n_ctx or min(DEFAULT_CTX, model.n_ctx_train))
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile)
+
+    def session(self, options: SessionOptions | None = None) -> Session:
+        """An empty session. Raises UsageError for settings that can never be obeyed, ResourceError if memory is short."""
+        try:
+            return Session(self.model, self.limits, options or SessionOptions())
+        except (MemoryError, OSError) as error:
+            raise ResourceError(f"not enough memory for a context of {self.n_ctx} tokens: lower --ctx") from error
+
+    def info(self) -> EngineInfo:
+        """What the memory and detail lines show. Costs address space for a moment, no memory."""
+        return EngineInfo(
+            kernels=self.kernels.name,
+            n_threads=self.kernels.n_threads,
+            n_ctx=self.n_ctx,
+            n_ctx_train=self.model.n_ctx_train,
+            n_layers=self.model.n_layers,
+            vocab_size=self.model.vocab_size,
+            kv_bytes=self.model.new_state(self.n_ctx, slack=self.kernels.max_rows).n_bytes,
+            max_rows=self.kernels.max_rows,
+            prefill_tile=self.kernels.prefill_tile,
+        )
