@@ -1,0 +1,23 @@
+"""Conversations as text: messages to prompts, ids to events. No tensors, and Jinja only when a template is used."""
+
+from ds4py.chat.formats import ChatFormat, TemplateFormat, ThinkTags, open_format
+from ds4py.chat.messages import Message, ToolCall
+from ds4py.chat.stream import Event, Reasoning, Reply, ReplyStream, Stop, Text, collect
+from ds4py.chat.template import ChatTemplate
+
+__all__ = [
+    "ChatFormat",
+    "ChatTemplate",
+    "Event",
+    "Message",
+    "Reasoning",
+    "Reply",
+    "ReplyStream",
+    "Stop",
+    "TemplateFormat",
+    "Text",
+    "ThinkTags",
+    "ToolCall",
+    "collect",
+    "open_format",
+]

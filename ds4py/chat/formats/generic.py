@@ -1,0 +1,145 @@
+"""The format that a model file brings along: its own Jinja template.
+
+The idea: nothing is known about the family but what its template and vocabulary show. Whether it reasons is read off both: tags
+that are tokens or that the template handles. Whether reasoning can be switched is read off the template's variables; a template
+without a switch is obeyed when thinking is wanted and has its thinking closed at once when it is not. Reasoning in a history is
+handed over in the way the template understands: in its own field, or in front of the content between real tags if the template
+handles those itself; a template that knows neither gets the content alone. Either way the model's own rule decides which old
+reasoning the prompt keeps. An assistant's content that begins with a think block counts as reasoning and content; tags anywhere
+else in a message are text (guard.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ds4py.chat.formats.base import ThinkTags
+from ds4py.chat.guard import Guard
+from ds4py.chat.messages import Message
+from ds4py.chat.template import ChatTemplate
+from ds4py.tokenizer import PromptText, Tokenizer
+
+_TAGS = (
+    ThinkTags("<think>", "</think>"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+_SWITCHES = ("enable_thinking", "thinking")  # the variable names templates use
+_FIELDS = ("reasoning_content", "reasoning", "thinking")  # where templates look for reasoning in a message
+
+
+class TemplateFormat:
+    """A chat format made of a template and a vocabulary; immutable."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        name: str = "template",
+        note: str | None = None,
+        tool_template: ChatTemplate | None = None,
+        stop_strings: tuple[str, ...] = (),
+    ) -> None:
+        """tool_template is used instead when tools are given."""
+        self.name = name
+        self.note = note
+        self.stop_ids = tokenizer.stop_ids
+        self.stop_strings = stop_strings
+        self._template = template
+        self._tool_template = tool_template or template
+        self._tokens = {"bos_token": _spelling(tokenizer, tokenizer.bos_id), "eos_token": _spelling(tokenizer, tokenizer.eos_id)}
+        self.think_tags = tags = _find_tags(tokenizer, template.source)
+        self._guard = Guard(tokenizer.vocab.markers, (tags.open, tags.close) if tags else ())
+        self.can_switch_thinking = not template.variables.isdisjoint(_SWITCHES)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        think: bool | None = None,
+        effort: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> PromptText:
+        """See ChatFormat.render."""
+        template = self._tool_template if tools else self._template
+        plain = [self._as_dict(message, template) for message in messages]
+        sentinel = self._guard.sentinel([plain, list(tools), template.source])
+        hidden = [self._hide(message, sentinel) for message in plain]
+        variables: dict[str, Any] = {**self._tokens, "messages": hidden, "add_generation_prompt": add_generation_prompt}
+        variables["tools"] = self._guard.hide(tools, sentinel) if tools else None
+        if think is not None:
+            variables |= dict.fromkeys(_SWITCHES, think)
+        if effort is not None:
+            variables["reasoning_effort"] = effort
+        rendered = template.render(**variables)
+        if think is False and add_generation_prompt:
+            rendered += self._closed_at_once(rendered, template.source)
+        return self._guard.reveal(rendered, sentinel)
+
+    def opens_thinking(self, prompt: PromptText) -> bool:
+        """See ChatFormat.opens_thinking."""
+        return self.think_tags is not None and str(prompt).rstrip().endswith(self.think_tags.open)
+
+    def _as_dict(self, message: Message, template: ChatTemplate) -> dict[str, Any]:
+        """`message` as templates expect it; reasoning to be put back between real tags is kept apart under a key of ours."""
+        message = self._separated(message)
+        out: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.name is not None:
+            out["name"] = message.name
+        if message.tool_call_id is not None:
+            out["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            out["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed()}}
+                for call in message.tool_calls
+            ]
+        if message.reasoning is not None:
+            field = next((name for name in _FIELDS if name in template.fields), None)
+            if field:
+                out[field] = message.reasoning
+            elif self.think_tags and self.think_tags.close in template.source:
+                out["_inline"] = message.reasoning
+        return out
+
+    def _hide(self, message: dict[str, Any], sentinel: str) -> dict[str, Any]:
+        hidden: dict[str, Any] = self._guard.hide(message, sentinel)
+        inline = hidden.pop("_inline", None)
+        if inline is not None and self.think_tags:
+            hidden["content"] = f"{self.think_tags.open}\n{inline}\n{self.think_tags.close}\n\n{hidden['content']}"
+        return hidden
+
+    def _separated(self, message: Message) -> Message:
+        """`message` with a think block at the start of an assistant's content moved to `reasoning`."""
+        if message.role != "assistant" or message.reasoning is not None or self.think_tags is None:
+            return message
+        body = message.content.lstrip()
+        if not body.startswith(self.think_tags.open) or self.think_tags.close not in body:
+            return message
+        reasoning, _, content = body.removeprefix(self.think_tags.open).partition(self.think_tags.close)
+        return replace(message, reasoning=reasoning.strip("\n"), content=content.lstrip("\n"))
+
+    def _closed_at_once(self, rendered: str, source: str) -> str:
+        """What keeps a model from thinking whose template has no switch but handles thinking: an empty think block."""
+        tags = self.think_tags
+        if self.can_switch_thinking or tags is None or tags.close not in source or rendered.rstrip().endswith(tags.close):
+            return ""
+        if not rendered.rstrip().endswith(tags.open):
+            return f"{tags.open}\n\n{tags.close}\n\n"
+        return f"\n{tags.close}\n\n" if rendered.endswith("\n") else f"\n\n{tags.close}\n\n"
+
+
+def _spelling(tokenizer: Tokenizer, token: int | None) -> str:
+    return "" if token is None else tokenizer.vocab.tokens[token]
+
+
+def _find_tags(tokenizer: Tokenizer, source: str) -> ThinkTags | None:
+    markers = tokenizer.vocab.markers
+    for tags in _TAGS:
+        if tags.close in source or (tags.open in markers and tags.close in markers):
+            return tags
+    return None
