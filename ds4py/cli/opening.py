@@ -1,0 +1,87 @@
+"""From the command line to an opened model: which file, how large a context, and the lines that say so on standard error.
+
+The steps are apart because modes need different depths: `--inspect` an open file, `--dump-tokens` a tokenizer, an answer
+everything. Nothing is loaded for a mode that does not need it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ds4py.cli.advice import no_model
+from ds4py.cli.draftable import support_kind
+from ds4py.cli.parsing import Values
+from ds4py.cli.terminal import Terminal
+from ds4py.engine import Engine, EngineOptions
+from ds4py.errors import ResourceError, UnsupportedError
+from ds4py.gguf import GgufFile, open_gguf
+from ds4py.tokenizer import Tokenizer, load_tokenizer
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model ready to make sessions, with the tokenizer of its file."""
+
+    g: GgufFile
+    tokenizer: Tokenizer
+    engine: Engine
+
+
+def open_file(values: Values, log: Terminal) -> GgufFile:
+    """The file of -m, or ds4flash.gguf here. ResourceError with advice when there is no model at all."""
+    path = Path(values.text("model"))
+    if not values.was_given("--model") and not path.exists():
+        raise ResourceError(no_model())
+    g = open_gguf(path)
+    for note in g.notes:
+        log.say(f"ds4: {note}")
+    return g
+
+
+def open_tokenizer(g: GgufFile, log: Terminal) -> Tokenizer:
+    """The file's tokenizer. UnsupportedError for a file that only drafts for another model: it would answer nothing."""
+    kind = support_kind(g)
+    if kind is not None:
+        raise UnsupportedError(f"{g.path} is {kind}, not a model: give the model it drafts for with -m")
+    tokenizer = load_tokenizer(g)
+    for note in tokenizer.notes:
+        log.say(f"ds4: {note}")
+    return tokenizer
+
+
+def context_len(values: Values, g: GgufFile, log: Terminal) -> int:
+    """Positions to allocate: what is asked, capped to what the model was trained for, with a note."""
+    asked = values.integer("ctx")
+    trained = g.get("context_length")
+    if isinstance(trained, int) and 0 < trained < asked:
+        log.say(f"ds4: context {asked} is more than the {trained} positions this model was trained for; using {trained}")
+        return trained
+    return asked
+
+
+def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal) -> Engine:
+    """Load the weights, with the load, memory and detail lines."""
+    threads = values.integer("threads") if values.has("threads") else None
+    max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else EngineOptions().max_rows
+    kernels = "cpu" if values.flag("cpu") else values.text("backend")
+
+    def compiling(done: int, total: int) -> None:
+        log.rewrite(f"ds4: compiling kernels for this processor, once: {done}/{total}")
+
+    log.rewrite(f"ds4: loading {g.path}")
+    begun = time.monotonic()
+    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads, kernels=kernels, max_rows=max_rows), compiling)
+    log.rewrite("")
+    info = engine.info()
+    log.say(f"ds4: {g.path.name}: {g.architecture}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
+    weights, kv = g.nbytes / _GIB, info.kv_bytes / _GIB
+    log.say(f"ds4: memory: KV {kv:.2f} GiB raw + 0.00 GiB compressed, weights {weights:.2f} GiB, total {kv + weights:.2f} GiB")
+    log.say(
+        f"ds4: ctx={info.n_ctx} prefill_cap={info.max_rows} raw_kv_rows={info.n_ctx} compressed_kv_rows=0 "
+        f"backend={info.kernels} threads={info.n_threads}"
+    )
+    return engine

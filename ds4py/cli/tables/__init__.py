@@ -1,0 +1,1 @@
+"""The rows of the option table, one file per help topic."""

@@ -1,0 +1,168 @@
+"""Rows about the model file, the machine it runs on and the process: topic "runtime"."""
+
+from __future__ import annotations
+
+from ds4py.cli.option import Option, Range
+
+_GPU = "it comes with the GPU kernels; --cpu is what runs today"
+_STREAMING = "it comes with the DeepSeek V4 model"
+_ONE_DEVICE = "this build computes on one device"
+_NO_IMAGES = "this build reads text only, no images"
+_NO_METAL = "there is no Metal backend here; leave the flag out to run on the CPU"
+_NO_ROCM = "there is no ROCm backend here; leave the flag out to run on the CPU"
+_FETCH = "fetch the GGUF with ./download_model.sh or your browser and give it with -m FILE"
+
+ROWS: tuple[Option, ...] = (
+    Option(
+        "--model",
+        "the GGUF file (any shard of a split one)",
+        "file",
+        ("-m",),
+        "FILE",
+        default="ds4flash.gguf",
+        env=("LLAMA_ARG_MODEL",),
+        commands=("ds4", "ds4-bench"),
+    ),
+    Option(
+        "--ctx",
+        "positions of context to allocate; capped to what the model was trained for",
+        "int",
+        ("-c", "--ctx-size"),
+        "N",
+        default=32768,
+        range=Range(1, 16_777_216),
+        env=("LLAMA_ARG_CTX_SIZE",),
+    ),
+    Option(
+        "--threads",
+        "CPU threads",
+        "int",
+        ("-t",),
+        "N",
+        shown_default="all that this process may use",
+        range=Range(1, 1024),
+        env=("LLAMA_ARG_THREADS",),
+        commands=("ds4", "ds4-bench"),
+    ),
+    Option(
+        "--backend",
+        "what computes: auto, cpu, or reference (slow and plain, needs torch)",
+        "text",
+        metavar="NAME",
+        default="auto",
+        choices=("auto", "cpu", "reference"),
+        barred=(("cuda", _GPU), ("metal", _NO_METAL), ("rocm", _NO_ROCM)),
+        commands=("ds4", "ds4-bench"),
+    ),
+    Option("--cpu", "the same as --backend cpu", commands=("ds4", "ds4-bench")),
+    Option(
+        "--prefill-chunk",
+        "most prompt tokens evaluated in one call; changes memory and speed, never a result",
+        "int",
+        ("-ub", "--ubatch-size"),
+        "N",
+        shown_default="what the backend likes",
+        range=Range(1, 65536),
+        env=("LLAMA_ARG_UBATCH",),
+    ),
+    Option("--chdir", "change to this directory before anything is read", "file", metavar="DIR"),
+    Option(
+        "--cache-type-k",
+        "storage of keys",
+        "text",
+        ("-ctk",),
+        "TYPE",
+        default="f16",
+        choices=("f16",),
+        env=("LLAMA_ARG_CACHE_TYPE_K",),
+    ),
+    Option(
+        "--cache-type-v",
+        "storage of values",
+        "text",
+        ("-ctv",),
+        "TYPE",
+        default="f16",
+        choices=("f16",),
+        env=("LLAMA_ARG_CACHE_TYPE_V",),
+    ),
+    Option(
+        "--color",
+        "colours: auto (on a terminal), on, off",
+        "text",
+        ("-co",),
+        "WHEN",
+        "auto",
+        choices=("auto", "on", "off"),
+        bare="on",
+    ),
+    Option("--version", "print the version and leave", commands=("ds4", "ds4-bench")),
+    Option("--help", "this page, or the page of a TOPIC", "text", ("-h",), "[TOPIC]", commands=("ds4", "ds4-bench")),
+    # --- refused ---------------------------------------------------------------------------------------------------------
+    Option("--cuda", "run on an NVIDIA GPU", status="later", why=_GPU),
+    Option("--gpu-vram", "GPU memory budgets in GiB", "text", metavar="N[,N]", status="later", why=_GPU),
+    Option("--gpu-devices", "which GPUs to use", "text", metavar="N[,N]", status="later", why=_GPU),
+    Option("--device", "where to compute", "text", ("-dev",), "LIST", status="later", why=_GPU),
+    Option("--list-devices", "list where it could compute", status="later", why=_GPU),
+    Option("--cuda-tensor-parallel", "split a model over GPUs", status="never", why=_ONE_DEVICE),
+    Option("--metal", "Apple GPUs", status="never", why=_NO_METAL),
+    Option("--rocm", "AMD GPUs", status="never", why=_NO_ROCM),
+    Option(
+        "--power",
+        "GPU duty cycle",
+        "int",
+        metavar="N",
+        status="never",
+        why="a CPU run has no duty cycle to set; use -t to take fewer cores",
+    ),
+    Option("--ssd-streaming", "keep experts on disk", status="later", why=_STREAMING),
+    Option("--ssd-streaming-cold", "start with an empty expert cache", status="later", why=_STREAMING),
+    Option("--ssd-streaming-cache-experts", "expert cache size", "text", metavar="N|NGB", status="later", why=_STREAMING),
+    Option("--ssd-streaming-full-layers", "layers kept whole", "int", metavar="N", status="later", why=_STREAMING),
+    Option("--ssd-streaming-preload-experts", "experts read at start", "int", metavar="N", status="later", why=_STREAMING),
+    Option(
+        "--expert-profile", "expert locality file", "file", metavar="FILE", status="never", why="it steers the Metal backend only"
+    ),
+    Option(
+        "--simulate-used-memory",
+        "imitate a smaller machine",
+        "text",
+        metavar="NGB",
+        status="never",
+        why="limit the memory of the process from outside, with a container or systemd-run",
+    ),
+    Option(
+        "--hf-repo",
+        "fetch a model",
+        "text",
+        ("-hf", "-hfr"),
+        "REPO[:QUANT]",
+        env=("LLAMA_ARG_HF_REPO",),
+        status="later",
+        why=_FETCH,
+    ),
+    Option(
+        "--hf-file",
+        "file inside the repository",
+        "text",
+        ("-hff",),
+        "FILE",
+        env=("LLAMA_ARG_HF_FILE",),
+        status="later",
+        why=_FETCH,
+    ),
+    Option("--model-url", "fetch a model", "text", ("-mu",), "URL", env=("LLAMA_ARG_MODEL_URL",), status="later", why=_FETCH),
+    Option("--vision", "vision encoder", "file", metavar="FILE", status="never", why=_NO_IMAGES),
+    Option("--mmproj", "vision encoder", "file", ("-mm",), "FILE", env=("LLAMA_ARG_MMPROJ",), status="never", why=_NO_IMAGES),
+    Option("--mmproj-url", "vision encoder", "text", ("-mmu",), "URL", status="never", why=_NO_IMAGES),
+    Option("--image", "an image", "file", metavar="FILE", status="never", why=_NO_IMAGES),
+    Option(
+        "--lora",
+        "adapter",
+        "file",
+        metavar="FILE",
+        status="never",
+        why="adapters are not applied here; merge it into the model first",
+    ),
+    Option("--server", "serve HTTP", status="never", why="serving is another command, ds4-server"),
+)
