@@ -191,7 +191,9 @@ class Ops(Protocol):
         """Rotate the first n_rot dims of each head by the row's position."""
         ...
 
-    def attend(self, q: Buf, k: Buf, v: Buf, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0) -> Buf:
+    def attend(
+        self, q: Buf, k: Buf, v: Buf, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0
+    ) -> Buf:
         """Store k, v [R, G*d] at the rows' positions of cache number `cache`, then softmax attention of q [R, H*d] over the
         visible positions (causal, and the cache's window): -> [R, H*d]. Query head h reads kv head h // (H // G)."""
         ...

@@ -52,6 +52,8 @@ class Scripted:
             tokens.append(self.guess(pos, self.right[pos], self.calls))
             view.push(tokens[-1])  # left there on purpose: taking it back is the caller's duty
         self.calls += 1
+        self.seen += tokens  # as a chaining drafter leaves rows of its own guesses: the loop cuts them off
+        self.tapped += [{} for _ in tokens]
         return Draft(tokens, [0.5] * len(tokens))
 
 

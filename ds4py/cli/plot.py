@@ -40,7 +40,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     for panel in (left, right):
         panel.set_xlabel("context, tokens")
         panel.set_ylabel("tokens per second")
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
         panel.grid(alpha=0.3)
     figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()

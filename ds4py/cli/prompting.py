@@ -8,7 +8,7 @@ case do markers that the user wrote count as markers: the user says so by writin
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ds4py.chat import ChatFormat, Message, ReplyStream, open_format
@@ -20,7 +20,7 @@ from ds4py.errors import Ds4Error, UsageError
 from ds4py.gguf import GgufFile
 from ds4py.tokenizer import PromptText, Tokenizer
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "0": "\0"}
+_ESCAPES: Mapping[str, str] = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "0": "\0"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,11 @@ class Thinking:
     effort: str | None = None
 
 
-THINKING = {"--think": Thinking(True), "--think-max": Thinking(True, "high"), "--nothink": Thinking(False)}
+THINKING: Mapping[str, Thinking] = {
+    "--think": Thinking(True),
+    "--think-max": Thinking(True, "high"),
+    "--nothink": Thinking(False),
+}
 
 
 def prompt_text(values: Values) -> str | None:

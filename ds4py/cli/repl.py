@@ -6,7 +6,7 @@ prompt; errors of a turn are told in one sentence and the conversation goes on f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ds4py.cli import help
@@ -128,7 +128,7 @@ class Repl:
         self._leaving = True
 
 
-_COMMANDS: dict[str, Callable[[Repl, str], None]] = {
+_COMMANDS: Mapping[str, Callable[[Repl, str], None]] = {
     "/help": Repl._help,
     "/think": lambda repl, argument: repl._think("--think", argument),
     "/think-max": lambda repl, argument: repl._think("--think-max", argument),
@@ -140,7 +140,7 @@ _COMMANDS: dict[str, Callable[[Repl, str], None]] = {
     "/quit": Repl._quit,
     "/exit": Repl._quit,
 }
-_REFUSED = {
+_REFUSED: Mapping[str, str] = {
     "/power": "/power is not supported: a CPU run has no duty cycle to set; use -t to take fewer cores",
     "/steer": "/steer is not in this build yet: it comes with steering vectors",
 }

@@ -160,8 +160,7 @@ class Session:
         """Set the length at which generation ends. Raises UsageError for a negative budget, ValueError for an empty session."""
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"the token budget must be 0 or more, not {max_tokens}")
-        if not self.tokens:
-            raise ValueError("nothing to continue: sync a prompt first")
+        self._last()
         self._budget_end = self.limits.n_ctx + 1 if max_tokens is None else len(self.tokens) + max_tokens
         self.limit = min(self._budget_end, self.limits.n_ctx)
         self.error = None
@@ -188,15 +187,16 @@ class Session:
         n_rows = max(1, min(self.limits.max_rows, _LOGIT_BYTES // (4 * self.model.vocab_size)))
         for at in range(0, len(ids), n_rows):
             part = ids[at : at + n_rows]
-            block = [self.tokens[-1], *part[:-1]]
+            block = [self._last(), *part[:-1]]
             rows = self._forward(block, "row", n_logits=len(block))
             self._append(part)
             yield rows
 
     def next_logits(self) -> F32:
         """A copy of the logits [V] that the next token is to be drawn from; the session stays as it is."""
+        last = self._last()
         try:
-            row: F32 = self.model.forward([Span(self.state, [self.tokens[-1]], n_logits=1)]).of(0)[0]
+            row: F32 = self.model.forward([Span(self.state, [last], n_logits=1)]).of(0)[0]
             return row.copy()
         finally:
             self.settle()
@@ -206,6 +206,12 @@ class Session:
     @property
     def _tile(self) -> int:
         return self.limits.prefill_tile if self.limits.prefill_tile <= self.limits.max_rows else 0
+
+    def _last(self) -> int:
+        """The token that is chosen and not evaluated. ValueError for an empty session."""
+        if not self.tokens:
+            raise ValueError("nothing to continue: sync a prompt first")
+        return self.tokens[-1]
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:

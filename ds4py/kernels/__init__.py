@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ds4py.errors import UsageError
+from ds4py.errors import UnsupportedError, UsageError
 from ds4py.protocols import Kernels
 
 NAMES = ("auto", "cpu", "reference")
@@ -15,8 +15,8 @@ def open_kernels(
 ) -> Kernels:
     """The backend `name`: "auto" takes the fastest one here; "cpu:avx2" forces a hardware path of the CPU backend.
 
-    threads: None = physical cores. max_rows: most rows of one forward call. progress(done, total) reports kernels being compiled on
-    a first start. UsageError for an unknown name, or a hardware path that this machine lacks.
+    threads: None = physical cores. max_rows: most rows of one forward call. progress(done, total) reports kernels being
+    compiled on a first start. UsageError for an unknown name, or a hardware path that this machine lacks.
     """
     kind, _, path = name.partition(":")
     if kind in ("auto", "cpu"):
@@ -24,7 +24,11 @@ def open_kernels(
 
         return CpuKernels(threads, max_rows, path or None, progress)
     if kind == "reference":
-        from ds4py.kernels.reference import ReferenceKernels
+        try:
+            from ds4py.kernels.reference import ReferenceKernels
+        except ModuleNotFoundError as error:
+            need = "the reference kernels need torch, which is not installed"
+            raise UnsupportedError(f"{need}: pip install 'ds4py[reference]'") from error
 
         return ReferenceKernels(max_rows=max_rows)
     raise UsageError(f"unknown kernels {name!r}: choose one of {', '.join(NAMES)}, or cpu:PATH")

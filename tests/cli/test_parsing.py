@@ -93,7 +93,7 @@ REFUSED = [
     (["--presence-penalty", "nan"], ["--presence-penalty", "a number"]),
     (["--logprobs-top-k", "129"], ["--logprobs-top-k", "from 1 to 128"]),
     (["--decode-consistency", "0"], ["--decode-consistency"]),
-    (["--backend", "tpu"], ["--backend", "auto, cpu or reference"]),
+    (["--backend", "tpu"], ["--backend", "auto, cpu, "]),
     (["--backend", "cuda"], ["--backend cuda", "GPU kernels"]),
     (["--backend", "metal"], ["--backend metal", "no Metal"]),
     (["-ctk", "q8_0"], ["--cache-type-k", "f16"]),

@@ -35,6 +35,8 @@ BACKENDS = {
         lambda rows: ReferenceKernels("float64", row_by_row=True, prefill_tile=16, max_rows=rows), architectures=("gemma3",)
     ),
     "cpu": Backend(lambda rows: CpuKernels(threads=2, max_rows=rows)),
+    # the path for CPUs without any of our instructions: other vector widths, no fused multiply-add, no half floats
+    "cpu-plain": Backend(lambda rows: CpuKernels(threads=3, max_rows=rows, path="plain"), architectures=("gemma3",)),
 }
 
 

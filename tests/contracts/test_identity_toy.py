@@ -140,13 +140,14 @@ def test_several_sessions_in_one_forward_equal_their_solo_runs() -> None:
     names = ["greedy", "warm", "penalties", "bias"]
     solo = [run(engine, SETTINGS[name]) for name in names]
     guesses: list[Guess | None] = [right_with(0.6), None, EveryLength(5), always_wrong]
-    sessions = []
+    sessions, session_options = [], {}
     for name, plain, guess in zip(names, solo, guesses, strict=True):
         options = drafted(SETTINGS[name], plain[0].tokens, guess, 5) if guess else SETTINGS[name]
         session = engine.session(options)
         session.sync(PROMPT)
         session.begin(N_TOKENS)
         sessions.append(session)
+        session_options[session] = SETTINGS[name]
     rows: list[list[F32]] = [[] for _ in sessions]
     model = engine.model
     before = model.n_forwards  # type: ignore[attr-defined]
@@ -158,5 +159,8 @@ def test_several_sessions_in_one_forward_equal_their_solo_runs() -> None:
     assert model.n_forwards - before == n_passes  # type: ignore[attr-defined]
     for plain, session, its_rows in zip(solo, sessions, rows, strict=True):
         assert_same(plain, (session, its_rows))
+        alone = run(engine, drafted(session_options[session], plain[0].tokens, always_right, 1))[0].drafter
+        if isinstance(session.drafter, Scripted) and isinstance(alone, Scripted):
+            assert session.drafter.tapped == alone.tapped
     assert sum(session.stats.accepted for session in sessions) >= 50
     assert sum(session.stats.drafted - session.stats.accepted for session in sessions) >= 50

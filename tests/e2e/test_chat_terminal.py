@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,11 @@ class Chat:
         self._model, self._home = model, home
         self.open: list[Screen] = []
 
-    def __call__(self, *argv: str, **extra: str) -> Screen:
+    def __call__(self, *argv: str, into: str = "", **extra: str) -> Screen:
+        """`into`: a file that takes standard output."""
         env = {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(self._home), "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-m", "ds4py.cli.chat", "-m", str(self._model), "--temp", "0", "-t", "1", *argv]
+        command = ["sh", "-c", f"{shlex.join(command)} > {into}"] if into else command
         screen = Screen(command, {**env, **extra}, str(self._home))
         self.open.append(screen)
         screen.expect(PROMPT)
@@ -84,6 +87,7 @@ def test_ctrl_c_in_an_answer_keeps_it_and_the_chat(chat: Chat) -> None:
     screen.expect("context 256")
     screen.line("More.")
     screen.expect(r"\(100%\)")
+    screen.expect(r"\w+ \w+")
     screen.send("\x03")
     screen.expect(SPEED, timeout=20)
     screen.expect(PROMPT)
@@ -127,6 +131,16 @@ def test_several_lines_are_one_message(chat: Chat, tmp_path: Path) -> None:
     screen.expect(", 2 turns")
     kept = (tmp_path / "ds4" / "history").read_text()
     assert kept.startswith('"one\\ntwo\\nthree"\n"pasted\\tline\\nsecond line\\n"\n')
+
+
+def test_answers_in_a_file_prompts_on_the_terminal(chat: Chat, tmp_path: Path) -> None:
+    screen = chat("-n", "8", "-c", "256", into="answers.txt")
+    screen.line("Say hello.")
+    screen.expect(SPEED)
+    screen.line("/quit")
+    assert screen.wait() == 0
+    answer = (tmp_path / "answers.txt").read_text()
+    assert answer and "\x1b" not in answer and "ds4" not in answer and answer not in screen.text
 
 
 def test_no_colours_when_not_wanted(chat: Chat) -> None:

@@ -7,7 +7,9 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ds4py.cli.chat import main
+from ds4py.gguf import open_gguf
 
 DS4 = [sys.executable, "-m", "ds4py.cli.chat"]
 STATS = re.compile(r"^ds4: prefill: \d+\.\d\d t/s, generation: \d+\.\d\d t/s$", re.MULTILINE)
@@ -121,9 +124,9 @@ def test_a_template_of_the_users_own(ds4: Ds4, tmp_path: Path) -> None:
     assert shown.out == "[[system]]S[[user]]hi\n"
     broken = ds4("--show-prompt", "--chat-template", "{% for %}", "-p", "hi")
     assert broken.code == 1 and "template" in broken.err
-    refusing = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.content }}]{% endfor %}"
+    refusing = "{% for m in messages %}{{ raise_exception('no system') if m.role == 'system' else m.content }}{% endfor %}"
     dropped = ds4("--show-prompt", "--chat-template", refusing, "-p", "hi")
-    assert dropped.out == "[hi]\n" and "takes no system prompt" in dropped.err
+    assert dropped.out == "hi\n" and "takes no system prompt" in dropped.err
     asked = ds4("--show-prompt", "--chat-template", refusing, "-p", "hi", "-sys", "S")
     assert asked.code == 2 and "no system" in asked.err
     named = ds4("--show-prompt", "--chat-template", "chatml", "-p", "hi")
@@ -242,6 +245,23 @@ def test_modes_that_need_a_prompt_say_so(ds4: Ds4) -> None:
     for mode in (["--dump-tokens"], ["--show-prompt"], ["--dump-logits", "x"], ["--decode-consistency", "3"]):
         ran = ds4(*mode)
         assert ran.code == 2 and f"{mode[0]} needs a prompt" in ran.err
+
+
+def test_broken_weights_and_a_cut_file(capsys: pytest.CaptureFixture[str], smollm2_path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    shutil.copyfile(smollm2_path, copy)
+    norm = open_gguf(copy).tensor("output_norm.weight")
+    with copy.open("r+b") as file:
+        file.seek(norm.start)
+        file.write(struct.pack("<f", math.nan))
+    assert main(["-m", str(copy), *SMALL, "--raw", "-n", "3", "-p", "The capital of France is"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "the logits for position 5 hold NaN" in err.splitlines()[-1]
+    with copy.open("r+b") as file:
+        file.truncate(copy.stat().st_size - 1000)
+    assert main(["-m", str(copy), "--inspect"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("ds4: ") and str(copy) in err and err.count("\n") == 1
 
 
 # --- as a process ----------------------------------------------------------------------------------------------------------

@@ -210,6 +210,10 @@ def test_senseless_calls_are_errors() -> None:
     engine = toy_engine(max_rows=2)
     with pytest.raises(ValueError, match="sync"):
         finished(engine.session(), 5)
+    with pytest.raises(ValueError, match="sync"):
+        engine.session().next_logits()
+    with pytest.raises(ValueError, match="sync"):
+        next(engine.session().force([1]))
     with pytest.raises(UsageError, match="budget"):
         finished(started(engine), -1)
     with pytest.raises(UsageError, match="depth"):

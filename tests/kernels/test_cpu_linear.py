@@ -24,7 +24,8 @@ TYPES = [
 ]  # fmt: skip
 N_TOKENS = 65
 HALF_SCALES = {  # byte offsets of the f16 scales of a block, which random bytes would make infinite
-    GgmlType.Q4_0: [0], GgmlType.Q4_1: [0, 2], GgmlType.Q5_0: [0], GgmlType.Q5_1: [0, 2], GgmlType.Q8_0: [0], GgmlType.IQ4_NL: [0],
+    GgmlType.Q4_0: [0], GgmlType.Q4_1: [0, 2], GgmlType.Q5_0: [0], GgmlType.Q5_1: [0, 2], GgmlType.Q8_0: [0],
+    GgmlType.IQ4_NL: [0],
     GgmlType.Q2_K: [80, 82], GgmlType.Q3_K: [108], GgmlType.Q4_K: [0, 2], GgmlType.Q5_K: [0, 2], GgmlType.Q6_K: [208],
     GgmlType.IQ2_XXS: [0], GgmlType.IQ4_XS: [0],
 }  # fmt: skip
@@ -34,7 +35,13 @@ def random_blocks(kind: GgmlType, n_values: int, rng: np.random.Generator) -> by
     """Random quants with scales of ordinary size."""
     if kind in (GgmlType.F32, GgmlType.F16, GgmlType.BF16):
         x = rng.standard_normal(n_values).astype(np.float32)
-        return (x if kind == GgmlType.F32 else x.astype(np.float16) if kind == GgmlType.F16 else (x.view(np.uint32) >> 16).astype(np.uint16)).tobytes()
+        return (
+            x
+            if kind == GgmlType.F32
+            else x.astype(np.float16)
+            if kind == GgmlType.F16
+            else (x.view(np.uint32) >> 16).astype(np.uint16)
+        ).tobytes()
     spec = QUANTS[kind]
     blocks = rng.integers(0, 256, (n_values // spec.block_len, spec.block_bytes), dtype=np.uint8)
     for at in HALF_SCALES.get(kind, []):
@@ -97,7 +104,9 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda k: k.name)
 @pytest.mark.parametrize("shape", [(50, 768), (176, 1280)], ids=str)
-def test_products_equal_decoded_weights_times_rounded_activations(kind: GgmlType, shape: tuple[int, int], kernels: CpuKernels, tmp_path: Path) -> None:
+def test_products_equal_decoded_weights_times_rounded_activations(
+    kind: GgmlType, shape: tuple[int, int], kernels: CpuKernels, tmp_path: Path
+) -> None:
     write_case(tmp_path / "w.gguf", kind, *shape)
     case = Case(tmp_path / "w.gguf", kernels)
     is_float = kind in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
@@ -109,7 +118,9 @@ def test_products_equal_decoded_weights_times_rounded_activations(kind: GgmlType
     assert (np.abs(got - want) / scale).max() < (4e-4 if "_K" in kind.name or kind == GgmlType.IQ4_XS else 3e-6)
 
 
-@pytest.mark.parametrize("kind", [GgmlType.Q4_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.MXFP4, GgmlType.F16], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kind", [GgmlType.Q4_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.MXFP4, GgmlType.F16], ids=lambda k: k.name
+)
 @pytest.mark.parametrize("shape", [(1, 32), (17, 96), (33, 64)], ids=str)
 def test_odd_shapes_are_padded(kind: GgmlType, shape: tuple[int, int], kernels: CpuKernels, tmp_path: Path) -> None:
     write_case(tmp_path / "w.gguf", kind, *shape)
@@ -117,7 +128,9 @@ def test_odd_shapes_are_padded(kind: GgmlType, shape: tuple[int, int], kernels: 
     x = case.rows if kind == GgmlType.F16 else int8_rows(case.rows)
     got = case.product([5, 6, 7])
     assert got.shape == (3, shape[0])
-    np.testing.assert_allclose(got, x[5:8] @ case.dense.T, rtol=1e-4, atol=1e-4 * np.abs(x[5:8]).max() * np.abs(case.dense).max() * 32)
+    np.testing.assert_allclose(
+        got, x[5:8] @ case.dense.T, rtol=1e-4, atol=1e-4 * np.abs(x[5:8]).max() * np.abs(case.dense).max() * 32
+    )
 
 
 @pytest.mark.parametrize("path", host_paths())
@@ -142,7 +155,9 @@ def test_a_nan_activation_reaches_the_output(kernels: CpuKernels, tmp_path: Path
     x = rng.standard_normal((N_TOKENS, 256)).astype(np.float32)
     x[1, 77], x[2, 100] = np.nan, np.inf
     w = NewTensor("w", (256, 48), GgmlType.Q8_0, random_blocks(GgmlType.Q8_0, 48 * 256, rng))
-    write_gguf(tmp_path / "w.gguf", {"general.architecture": "test"}, [NewTensor("x", (256, N_TOKENS), GgmlType.F32, x.tobytes()), w])
+    write_gguf(
+        tmp_path / "w.gguf", {"general.architecture": "test"}, [NewTensor("x", (256, N_TOKENS), GgmlType.F32, x.tobytes()), w]
+    )
     got = Case(tmp_path / "w.gguf", kernels).product([0, 1, 2, 3])
     assert np.isfinite(got[[0, 3]]).all()
     assert not np.isfinite(got[[1, 2]]).any()

@@ -32,7 +32,12 @@ CHANGES: dict[str, dict[str, object]] = {"gemma3": {"final_logit_softcapping": 8
 
 def logits(model: object, ids: list[int], chunk: int) -> np.ndarray:
     state = model.new_state(128, 64)  # type: ignore[attr-defined]
-    return np.concatenate([model.forward([Span(state, ids[i : i + chunk], len(ids[i : i + chunk]))]).of(0).copy() for i in range(0, len(ids), chunk)])  # type: ignore[attr-defined]
+    return np.concatenate(
+        [
+            model.forward([Span(state, ids[i : i + chunk], len(ids[i : i + chunk]))]).of(0).copy()
+            for i in range(0, len(ids), chunk)
+        ]
+    )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", host_paths())

@@ -1,9 +1,11 @@
-"""How good are an engine's greedy tokens? Score them with the float32 model: `python tests/scripts/fp32_regret.py [--kernels cpu]`.
+"""How good are an engine's greedy tokens? Score them with the float32 model.
 
-Two sound engines differ in their greedy texts after a few tokens, since near-ties fall either way (two builds of llama.cpp differ
-on 10 of these 15 prompts), so equal ids are no criterion. Instead every engine's own text is fed to transformers, which computes in
-float32 on the dequantised weights of the same file; the regret of a token is the float32 maximum minus the float32 logit of the
-token chosen, 0 when it is the argmax.
+    python tests/scripts/fp32_regret.py [MODEL ...] [--kernels cpu]
+
+Two sound engines differ in their greedy texts after a few tokens, since near-ties fall either way (two builds of llama.cpp
+differ on 10 of these 15 prompts), so equal ids are no criterion. Instead every engine's own text is fed to transformers, which
+computes in float32 on the dequantised weights of the same file; the regret of a token is the float32 maximum minus the float32
+logit of the token chosen, 0 when it is the argmax.
 
 Exit code 1 unless, on every model, as many tokens are the float32 argmax as in the worse of llama.cpp's two builds and the worst
 regret is not above the worse build's (both stored in golden/reference-greedy.json).
@@ -19,8 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ds4py.gguf import open_gguf
 from ds4py.kernels import open_kernels
@@ -48,7 +48,7 @@ class Score:
 
 
 def greedy(model: Model, kernels: Kernels, prompt_ids: Sequence[int], n_tokens: int) -> list[int]:
-    """Plain greedy decoding, without stop tokens, as the stored texts were made; whole tiles of the prompt by the prefill path."""
+    """Plain greedy decoding without stop tokens, as the stored texts were made; whole tiles of the prompt are prefilled."""
     state = model.new_state(len(prompt_ids) + n_tokens, slack=0)
     tile = kernels.prefill_tile
     n_tiled = (len(prompt_ids) - 1) // tile * tile if tile else 0
@@ -66,11 +66,14 @@ def greedy(model: Model, kernels: Kernels, prompt_ids: Sequence[int], n_tokens: 
 def fp32_model(path: Path) -> Any:
     """transformers' float32 model of a GGUF file."""
     import torch
-    from transformers import AutoModelForCausalLM, logging
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     torch.set_grad_enabled(False)
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True).eval()
+    # a folder is taken for a local model only; nothing is fetched
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
 def regrets(judge: Any, prompt_ids: Sequence[int], chosen: Sequence[int]) -> list[float]:
@@ -99,14 +102,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="parts of file names; all of the golden file's models if none is given")
     parser.add_argument("--kernels", default="cpu", help="backend to judge (see ds4py.kernels.open_kernels)")
-    parser.add_argument("--folder", type=Path, default=os.environ.get("DS4_TEST_MODELS", Path.home() / ".cache" / "ds4py" / "models"))
+    parser.add_argument("--folder", type=Path, default=os.environ.get("DS4_TEST_MODELS") or "~/.cache/ds4py/models")
     options = parser.parse_args()
     failed = False
     for file, golden in json.loads(GOLDEN.read_text()).items():
         if options.models and not any(part in file for part in options.models):
             continue
         theirs, n_argmax, worst = bound(golden["prompts"])
-        ours = score_model(Path(options.folder) / file, golden["prompts"], open_kernels(options.kernels))
+        ours = score_model(options.folder.expanduser() / file, golden["prompts"], open_kernels(options.kernels))
         met = ours.n_argmax >= n_argmax and ours.worst <= worst
         failed |= not met
         print(f"{file}\n  ours, {options.kernels:<16} {ours}   {'met' if met else 'NOT MET'}: >= {n_argmax}, <= {worst:.3f}")
@@ -116,5 +119,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    np.seterr(all="raise", under="ignore")
     sys.exit(main())

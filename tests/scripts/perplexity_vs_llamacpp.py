@@ -2,8 +2,8 @@
 
     python tests/scripts/perplexity_vs_llamacpp.py [MODEL.gguf ...] [--kernels cpu] [--path row|prefill] [--tokens 1024]
 
-The first 32 tokens are context, the following ones are scored, teacher-forced, in one pass from an empty cache. llama.cpp runs in a
-process of its own: some of its builds crash on machines with AMX units, and that must not look like a result of ours.
+The first 32 tokens are context, the following ones are scored, teacher-forced, in one pass from an empty cache. llama.cpp runs
+in a process of its own: some of its builds crash on machines with AMX units, and that must not look like a result of ours.
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ ROWS: tuple[Option, ...] = (
     ),
     Option(
         "--backend",
-        "what computes: auto, cpu, or reference (slow and plain, needs torch)",
+        "what computes: auto; cpu, or cpu:PATH to force a hardware path; reference (slow and plain, needs torch)",
         "text",
         metavar="NAME",
         default="auto",
-        choices=("auto", "cpu", "reference"),
+        choices=("auto", "cpu", "cpu:avx512", "cpu:avx2", "cpu:plain", "reference"),
         barred=(("cuda", _GPU), ("metal", _NO_METAL), ("rocm", _NO_ROCM)),
         commands=("ds4", "ds4-bench"),
     ),

@@ -1,12 +1,12 @@
 """Attention over the shared cache format (protocols.CacheView): f16 keys tiled by 16 positions, f16 values by position.
 
 One work item is one query head of one row, computed from beginning to end by one thread in three passes over the visible
-positions: scores by whole tiles (a tile's 16 scores fill vectors, so no horizontal sum), softmax, weighted sum of values. Lanes are
-absolute positions modulo 16 and tiles are visited in position order, so neither the number of rows, nor threads, nor the capacity
-of a ring shows in a single bit.
+positions: scores by whole tiles (a tile's 16 scores fill vectors, so no horizontal sum), softmax, weighted sum of values. Lanes
+are absolute positions modulo 16 and tiles are visited in position order, so neither the number of rows, nor threads, nor the
+capacity of a ring shows in a single bit.
 
-Rejected: online softmax by tiles (one pass less, but rescaling costs more than re-reading scores that are in L1 here); splitting a
-head's positions over threads (needed only when heads are fewer than threads, and then by a fixed tile grid).
+Rejected: online softmax by tiles (one pass less, but rescaling costs more than re-reading scores that are in L1 here);
+splitting a head's positions over threads (needed only when heads are fewer than threads, and then by a fixed tile grid).
 """
 
 from __future__ import annotations
@@ -74,16 +74,42 @@ def attend(t: Target, d: int, softcap: bool) -> Builder:
             first = f.select(window > 0, f.max(pos - window + 1, f.i64(0)), f.i64(0))
             tile0, tile1 = first / TILE, pos / TILE + 1
             query = q + item * (d * 4)
-            _scores(f, t, d, query, keys + kv * capacity * (d * 2), capacity / TILE, tile0, tile1, scores, scale, cap if softcap else None)
+            _scores(
+                f,
+                t,
+                d,
+                query,
+                keys + kv * capacity * (d * 2),
+                capacity / TILE,
+                tile0,
+                tile1,
+                scores,
+                scale,
+                cap if softcap else None,
+            )
             _mask(f, scores, tile0, tile1, first, pos)
             total = _softmax(f, t, scores, (tile1 - tile0) * TILE)
-            _mix(f, t, d, values + kv * capacity * (d * 2), capacity, first, pos, tile0, scores, f.c(F32, 1.0) / total, out + item * (d * 4))
+            _mix(
+                f,
+                t,
+                d,
+                values + kv * capacity * (d * 2),
+                capacity,
+                first,
+                pos,
+                tile0,
+                scores,
+                f.c(F32, 1.0) / total,
+                out + item * (d * 4),
+            )
         f.ret()
 
     return build
 
 
-def _scores(f: Fn, t: Target, d: int, query: Val, keys: Val, n_tiles: Val, tile0: Val, tile1: Val, scores: Val, scale: Val, cap) -> None:
+def _scores(
+    f: Fn, t: Target, d: int, query: Val, keys: Val, n_tiles: Val, tile0: Val, tile1: Val, scores: Val, scale: Val, cap
+) -> None:
     """scores[16 (tile - tile0) + lane] = scale * q . k, four interleaved partial sums over d."""
     chains = 4 if d % 4 == 0 else 1
     with f.loop(tile0, tile1) as tile:
@@ -101,8 +127,8 @@ def _scores(f: Fn, t: Target, d: int, query: Val, keys: Val, n_tiles: Val, tile0
                 v = (v + acc[p][1].get()) + (acc[p][2].get() + acc[p][3].get())
             v = v * f.splat(scale, t.lanes)
             if cap is not None:
-                c = f.splat(cap, t.lanes)
-                v = c * (f.c(v.type, 1.0) - f.c(v.type, 2.0) / (exp(f, t, v / c * 2.0) + 1.0))
+                limit = f.splat(cap, t.lanes)
+                v = limit * (f.c(v.type, 1.0) - f.c(v.type, 2.0) / (exp(f, t, v / limit * 2.0) + 1.0))
             f.store(scores + ((tile - tile0) * TILE + p * t.lanes) * 4, v, 4)
 
 
@@ -134,7 +160,9 @@ def _softmax(f: Fn, t: Target, scores: Val, n: Val) -> Val:
     return total
 
 
-def _mix(f: Fn, t: Target, d: int, values: Val, capacity: Val, first: Val, pos: Val, tile0: Val, weights: Val, inv: Val, out: Val) -> None:
+def _mix(
+    f: Fn, t: Target, d: int, values: Val, capacity: Val, first: Val, pos: Val, tile0: Val, weights: Val, inv: Val, out: Val
+) -> None:
     """out = inv * sum over positions of weight * value, positions in order; the ring's wrap is a compare."""
     lanes = min(t.lanes, 16)
     step = CHUNK_VECTORS
@@ -152,5 +180,3 @@ def _mix(f: Fn, t: Target, d: int, values: Val, capacity: Val, first: Val, pos: 
             slot.set(f.select(following.eq(capacity), f.i64(0), following))
         for i in range(n):
             f.store(out + (lo + i) * lanes * 4, acc[i].get() * f.splat(inv, lanes), 4)
-
-

@@ -1,14 +1,15 @@
 """The CPU backend: protocols.Kernels over recorded programs.
 
-A call of the model's forward is: write tokens, positions and session tables into cells, look up the program of this shape, let all
-threads replay it, hand out a view of the logits. Which kernels exist is decided by what the model's graph asks for; they are
-compiled on first request and cached on disk (compile.py).
+A call of the model's forward is: write tokens, positions and session tables into cells, look up the program of this shape, let
+all threads replay it, hand out a view of the logits. Which kernels exist is decided by what the model's graph asks for; they
+are compiled on first request and cached on disk (compile.py).
 """
 
 from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -32,7 +33,13 @@ class CpuKernels:
 
     prefill_tile = 0  # prompts take the row path: on these CPUs int8 products are also the fastest for many rows
 
-    def __init__(self, threads: int | None = None, max_rows: int = 64, path: str | None = None, progress: Callable[[int, int], None] | None = None):
+    def __init__(
+        self,
+        threads: int | None = None,
+        max_rows: int = 64,
+        path: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ):
         target = target_for(path)
         self.name = f"cpu-{target.path}"
         self.library = Library(target, progress=progress)
@@ -114,7 +121,7 @@ class CpuKernels:
         shape = (key, n, n_logits, taps)
         if shape not in self._programs:
             recorder = Recorder(self, n, n_logits, taps)
-            self._programs[shape] = recorder.finish(graph(recorder))
+            self._programs[shape] = recorder.finish(graph(cast(Ops, recorder)))
         return self._programs[shape]
 
     def _grow_tables(self, program: Program, pos: int) -> None:

@@ -5,7 +5,8 @@ cache folder's name is a hash of everything the code depends on (target, LLVM ve
 SHA-256 of the object followed by the object, written under a temporary name and renamed, so concurrent starts and crashes are
 harmless and a damaged file is simply compiled again. A read-only home costs the cache, nothing else.
 
-Rejected: one module per model (any new quant type would recompile everything); LLVM's own ORC cache (not reachable from llvmlite).
+Rejected: one module per model (any new quant type would recompile everything); LLVM's own ORC cache (not reachable from
+llvmlite).
 """
 
 from __future__ import annotations

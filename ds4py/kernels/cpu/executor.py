@@ -1,13 +1,14 @@
 """Running a recorded program on all threads, without Python in between.
 
-A program is an int64 array [n_ops, 16]: address of the op, whether a barrier must come first, then the op's arguments. Every thread
-runs every op as op(record, tid, n_threads) and does its own share. Threads meet at counting barriers: each adds one to a shared
-counter and waits until all have.
+A program is an int64 array [n_ops, 16]: address of the op, whether a barrier must come first, then the op's arguments. Every
+thread runs every op as op(record, tid, n_threads) and does its own share. Threads meet at counting barriers: each adds one to a
+shared counter and waits until all have.
 
 Waiting costs. Inside a program a thread spins for some microseconds, then yields its core again and again: another process may
-hold the core that the missing thread needs. Between programs a worker spins for about a millisecond, long enough to catch the next token, then goes to sleep on a
-semaphore; so nothing burns a core while a user thinks. Going to sleep is the classic store-then-check: the worker raises its flag,
-then looks at the epoch again; the main thread raises the epoch, then looks at the flags; one of them sees the other.
+hold the core that the missing thread needs. Between programs a worker spins for about a millisecond, long enough to catch the
+next token, then goes to sleep on a semaphore; so nothing burns a core while a user thinks. Going to sleep is the classic
+store-then-check: the worker raises its flag, then looks at the epoch again; the main thread raises the epoch, then looks at the
+flags; one of them sees the other.
 
 Rejected: OpenMP and torch's pools (not ours to load, and they spin or sleep by their own rules); one Python call per op (the
 prototype's forward has 400 ops a token).
@@ -168,7 +169,9 @@ class Executor:
         self._at = self._control.ctypes.data
         self._wake = [threading.Semaphore(0) for _ in range(self.n_threads)]
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._serve, args=(tid,), name=f"ds4-{tid}", daemon=True) for tid in range(1, self.n_threads)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(tid,), name=f"ds4-{tid}", daemon=True) for tid in range(1, self.n_threads)
+        ]
         for thread in self._threads:
             thread.start()
 

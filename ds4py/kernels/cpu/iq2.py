@@ -1,8 +1,8 @@
 """IQ2_XXS products straight from the file's layout, for the experts of models too large to repack.
 
 Eight weights are one row of the code's grid, so lanes cannot be output rows without a gather per lane; here the lanes are inputs
-instead: 32 weights make one byte vector (four grid rows), the signs go to the activations, and a block's float scale is applied to
-eight partial sums that are added up once per output. The tables (2 KB of grid, 1 KB of signs) stay in L1.
+instead: 32 weights make one byte vector (four grid rows), the signs go to the activations, and a block's float scale is applied
+to eight partial sums that are added up once per output. The tables (2 KB of grid, 1 KB of signs) stay in L1.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _dot32(f: Fn, t: Target, mag: Val, signs: Val, x: Val) -> Val:
 def product(t: Target) -> Builder:
     """void(args, tid, nt): y[row, n] = sum over k. Outputs are split over threads.
 
-    args: [2] w [3] x, quantised rows [4] y [5] ldy [6] xstride [7] blocks of 32 per padded row [8] blocks of 256 per row [9] outputs
-    [10] n_rows [11] tables.
+    args: [2] w [3] x, quantised rows [4] y [5] ldy [6] xstride [7] blocks of 32 per padded row [8] blocks of 256 per row [9]
+    outputs [10] n_rows [11] tables.
     """
 
     def build(module: ir.Module, name: str) -> None:

@@ -67,6 +67,7 @@ class Val:
         assert op, "operation has no float form"
         return Val(self.fn, getattr(self.fn.b, op)(a, b))
 
+    # fmt: off
     def __add__(self, x): return self._bin(x, "add", "fadd")
     def __radd__(self, x): return self._bin(x, "add", "fadd", True)
     def __sub__(self, x): return self._bin(x, "sub", "fsub")
@@ -83,18 +84,21 @@ class Val:
     def __lshift__(self, x): return self._bin(x, "shl", None) if not _is_zero(x) else self
     def __rshift__(self, x): return self._bin(x, "lshr", None) if not _is_zero(x) else self
     def ashr(self, x): return self._bin(x, "ashr", None)
+    # fmt: on
 
     def cmp(self, op: str, x: Val | float) -> Val:
         b = self.fn.b
         call = b.fcmp_ordered if is_float(self.type) else b.icmp_signed
         return Val(self.fn, call(op, self.v, self._other(x)))
 
+    # fmt: off
     def __lt__(self, x): return self.cmp("<", x)
     def __le__(self, x): return self.cmp("<=", x)
     def __gt__(self, x): return self.cmp(">", x)
     def __ge__(self, x): return self.cmp(">=", x)
     def eq(self, x): return self.cmp("==", x)
     def ne(self, x): return self.cmp("!=", x)
+    # fmt: on
 
 
 def _is_zero(x: object) -> bool:

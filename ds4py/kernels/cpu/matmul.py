@@ -1,9 +1,9 @@
 """Matrix products of the row path: int8 activations times packed weights, and float weights.
 
-`micro(form, m)` is the kernel for m rows at once (m in ROWS); `driver` cuts any number of rows into such chunks, and walks a panel
-of weights through all chunks before it goes on, so that a panel is read from memory once. Row i's arithmetic is the same sequence
-of operations in every micro kernel: integer sums are exact, and each block adds one fused multiply-add per row and lane, in block
-order. That is all there is to row-invariance here.
+`micro(form, m)` is the kernel for m rows at once (m in ROWS); `driver` cuts any number of rows into such chunks, and walks a
+panel of weights through all chunks before it goes on, so that a panel is read from memory once. Row i's arithmetic is the same
+sequence of operations in every micro kernel: integer sums are exact, and each block adds one fused multiply-add per row and
+lane, in block order. That is all there is to row-invariance here.
 
 Activations: a row of K inputs is [int8 q: 32 nb][f32 d: nb][i32 sums of 16: 2 nb], x = d q with d = max|x| / 127 in each block of
 32; nb is even. 44 nb bytes.
@@ -46,7 +46,12 @@ def micro(form: Packed, m: int, t: Target) -> Builder:
             if many == 1 and n_groups == 1 and lo is split:
                 break  # nothing is left over
             with f.loop(lo, hi, n_groups) as g:
-                acc = {(r, k, s): f.var(f.c(vec(F32, t.lanes), 0.0)) for r in range(m) for k in range(n_groups) for s in range(t.parts)}
+                acc = {
+                    (r, k, s): f.var(f.c(vec(F32, t.lanes), 0.0))
+                    for r in range(m)
+                    for k in range(n_groups)
+                    for s in range(t.parts)
+                }
                 base = w + g * group_bytes
                 with f.loop(0, n_pairs) as i:
                     for k in range(n_groups):
@@ -54,7 +59,19 @@ def micro(form: Packed, m: int, t: Target) -> Builder:
                         for o in range(0, form.pair_bytes, 64):
                             f.prefetch(at + (PREFETCH + o))
                         for half in range(2):
-                            _block(f, t, form, m, at, half, x, xstride, i * 2 + half, n_blocks, {(r, s): acc[r, k, s] for r in range(m) for s in range(t.parts)})
+                            _block(
+                                f,
+                                t,
+                                form,
+                                m,
+                                at,
+                                half,
+                                x,
+                                xstride,
+                                i * 2 + half,
+                                n_blocks,
+                                {(r, s): acc[r, k, s] for r in range(m) for s in range(t.parts)},
+                            )
                 for (r, k, s), v in acc.items():
                     f.store(y + (ldy * r + (g + k) * GROUP + s * t.lanes) * 4, v.get(), 4)
         f.ret()
@@ -62,7 +79,9 @@ def micro(form: Packed, m: int, t: Target) -> Builder:
     return build
 
 
-def _block(f: Fn, t: Target, form: Packed, m: int, pair: Val, half: int, x: Val, xstride: Val, block: Val, n_blocks: Val, acc) -> None:
+def _block(
+    f: Fn, t: Target, form: Packed, m: int, pair: Val, half: int, x: Val, xstride: Val, block: Val, n_blocks: Val, acc
+) -> None:
     """acc[row, part] += this block's contribution."""
     scales_at = pair + (2 * (form.low_bytes + form.high_bytes) + half * form.scale_bytes)
     bias = form.offset + (signed_bias(t) if form.signed else 0)
@@ -78,16 +97,19 @@ def _block(f: Fn, t: Target, form: Packed, m: int, pair: Val, half: int, x: Val,
         rows.append((words, f.load(tail + block * 4, F32, 4), sums))
     for s in range(t.parts):
         quads = [prepare(f, t, q, form.signed) for q in _quads(f, t, form, pair, half, s)]
-        scale = [_scale(f, t, form, scales_at + (32 * u + 2 * t.lanes * s)) for u in range(form.subs * (2 if form.has_min else 1))]
+        scale = [
+            _scale(f, t, form, scales_at + (32 * u + 2 * t.lanes * s)) for u in range(form.subs * (2 if form.has_min else 1))
+        ]
         for r, (words, d, sums) in enumerate(rows):
-            total = None
+            total: Val | None = None
             for u in range(form.subs):
                 cut = slice(u * quads_per_sub, (u + 1) * quads_per_sub)
                 init = f.splat(sums[u] * -bias, t.lanes) if bias else f.c(vec(I32, t.lanes), 0)
                 part = f.to_float(dot_quads(f, t, quads[cut], words[cut], form.q_max, init))
                 total = part * scale[u] if total is None else fma(f, t, part, scale[u], total)
-                if form.has_min:
+                if form.has_min:  # the minimum applies to every input: times the sum of the activations
                     total = fma(f, t, scale[form.subs + u], f.splat(f.to_float(sums[u]), t.lanes), total)
+            assert total is not None
             acc[r, s].set(fma(f, t, total, f.splat(d, t.lanes), acc[r, s].get()))
 
 
@@ -132,8 +154,8 @@ def _move(h: Val, at: int, to: int, mask: int) -> Val:
 def driver(t: Target) -> Builder:
     """void(args, tid, nt): the op of a packed product.
 
-    args: [2] w [3] x [4] y [5] ldy [6] xstride [7] n_pairs [8] n_groups [9] n_rows [10] panel (groups) [11] table of micro kernels,
-    entry m = address of the kernel for m rows. Threads take contiguous ranges of groups.
+    args: [2] w [3] x [4] y [5] ldy [6] xstride [7] n_pairs [8] n_groups [9] n_rows [10] panel (groups) [11] table of micro
+    kernels, entry m = address of the kernel for m rows. Threads take contiguous ranges of groups.
     """
 
     def build(module: ir.Module, name: str) -> None:
@@ -160,8 +182,8 @@ def driver(t: Target) -> Builder:
 def float_product(kind: str, t: Target) -> Builder:
     """void(args, tid, nt): float weights [N, K] row-major as in the file (kind f32, f16, bf16) times float activations.
 
-    args: [2] w [3] x [4] y [5] ldy [6] ldx [7] K [8] N [9] n_rows. Each product sums K in vector lanes, lanes in a fixed order, then
-    the ragged tail; a weight row is read once for all activation rows.
+    args: [2] w [3] x [4] y [5] ldy [6] ldx [7] K [8] N [9] n_rows. Each product sums K in vector lanes, lanes in a fixed order,
+    then the ragged tail; a weight row is read once for all activation rows.
     """
     width = {"f32": 4, "f16": 2, "bf16": 2}[kind]
 
@@ -171,7 +193,13 @@ def float_product(kind: str, t: Target) -> Builder:
         w, x, y, ldy, ldx, row_len, n_out, n_rows = (f.load(args + 8 * i, I64, 8) for i in range(2, 10))
 
         def weights(addr: Val, lanes: int) -> Val:
-            return load_floats(f, addr, lanes) if kind == "f32" else load_bf16(f, addr, lanes) if kind == "bf16" else load_f16(f, t, addr, lanes)
+            return (
+                load_floats(f, addr, lanes)
+                if kind == "f32"
+                else load_bf16(f, addr, lanes)
+                if kind == "bf16"
+                else load_f16(f, t, addr, lanes)
+            )
 
         body = row_len / (2 * t.lanes) * (2 * t.lanes)
         with f.loop(n_out * tid / nt, n_out * (tid + 1) / nt) as n:
@@ -182,7 +210,9 @@ def float_product(kind: str, t: Target) -> Builder:
                 with f.loop(0, body, 2 * t.lanes) as i:
                     for u in range(2):
                         at = i + u * t.lanes
-                        acc[u].set(fma(f, t, weights(row + at * width, t.lanes), load_floats(f, xr + at * 4, t.lanes), acc[u].get()))
+                        acc[u].set(
+                            fma(f, t, weights(row + at * width, t.lanes), load_floats(f, xr + at * 4, t.lanes), acc[u].get())
+                        )
                 total = f.var(hsum(f, acc[0].get() + acc[1].get()))
                 with f.loop(body, row_len) as i:
                     total.set(fma(f, t, weights(row + i * width, 1), load_floats(f, xr + i * 4, 1), total.get()))

@@ -121,7 +121,15 @@ class Recorder:
             raise UnsupportedError(f"tensor {weight.tensor.name}: the CPU kernels cannot look up rows of type {weight.type.name}")
         out = self._new(weight.row_len, "row")
         at = self.backend.kernel(f"embed_{weight.type.name}", lambda t: unpack.embed(weight.type, t))
-        args = [weight.file_address, self.backend.tokens_at, out.address, weight.row_len, weight.row_bytes, self.n_rows, _bits(scale)]
+        args = [
+            weight.file_address,
+            self.backend.tokens_at,
+            out.address,
+            weight.row_len,
+            weight.row_bytes,
+            self.n_rows,
+            _bits(scale),
+        ]
         self._op(at, args, "row", [], [out])
         return out
 
@@ -153,7 +161,16 @@ class Recorder:
         else:
             kind = weight.type.name.lower()
             at = self.backend.kernel(f"float_{kind}", lambda t: matmul.float_product(kind, t))
-            args = [weight.file_address, x.address, out.address, weight.padded_rows, x.width, weight.row_len, weight.n_rows, x.n_rows]
+            args = [
+                weight.file_address,
+                x.address,
+                out.address,
+                weight.padded_rows,
+                x.width,
+                weight.row_len,
+                weight.n_rows,
+                x.n_rows,
+            ]
             self._op(at, args, "own", [x], [out])
         if weight.padded_rows - weight.n_rows >= 4:
             out = self._narrow(out, weight.n_rows)
@@ -169,11 +186,22 @@ class Recorder:
         table = self.backend.rope_table(rope)
         self.ropes.add(table)
         at = self.backend.kernel(f"rope_{int(rope.interleaved)}", lambda t: rowwise.rope(t, rope.interleaved))
-        args = [x.address, out.address, x.width // n_heads, n_heads, x.n_rows, self.backend.pos_at, self.backend.rope_cell(table), len(rope.inv_freq)]
+        args = [
+            x.address,
+            out.address,
+            x.width // n_heads,
+            n_heads,
+            x.n_rows,
+            self.backend.pos_at,
+            self.backend.rope_cell(table),
+            len(rope.inv_freq),
+        ]
         self._op(at, args, "row", [x], [out])
         return out
 
-    def attend(self, q: Buffer, k: Buffer, v: Buffer, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0) -> Buffer:
+    def attend(
+        self, q: Buffer, k: Buffer, v: Buffer, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0
+    ) -> Buffer:
         b, d = self.backend, q.width // n_heads
         if d % 16:
             raise UnsupportedError(f"the CPU attention kernel needs heads of a multiple of 16 values; this model has {d}")
@@ -183,7 +211,18 @@ class Recorder:
         out = self._new(q.width, "own")
         name = f"attend_{d}{'_cap' if softcap else ''}"
         at = b.kernel(name, lambda t: attention.attend(t, d, bool(softcap)))
-        args = [q.address, out.address, n_heads, n_kv_heads, self.n_rows, b.pos_at, b.tables_at, cache, _bits(scale), _bits(softcap or 1.0)]
+        args = [
+            q.address,
+            out.address,
+            n_heads,
+            n_kv_heads,
+            self.n_rows,
+            b.pos_at,
+            b.tables_at,
+            cache,
+            _bits(scale),
+            _bits(softcap or 1.0),
+        ]
         self._op(at, [*args, b.scratch_cell, b.scratch_cell + 8], "own", [q, ("cache", cache)], [out])
         return out
 
@@ -231,7 +270,9 @@ class Recorder:
         """x as int8 rows; made once per buffer however many products read it."""
         if x.quantised is None:
             if x.width % BLOCK:
-                raise UnsupportedError(f"quantised products need inputs of a multiple of {BLOCK} values; this model has {x.width}")
+                raise UnsupportedError(
+                    f"quantised products need inputs of a multiple of {BLOCK} values; this model has {x.width}"
+                )
             n_blocks = 2 * pairs(x.width)
             q = Buffer(self.memory, x.n_rows, 0, n_blocks)
             split = x.split if x.split != "own" else "col"
@@ -298,4 +339,3 @@ def _view(x: Buffer) -> F32:
     n = x.n_rows * x.width
     array = np.ctypeslib.as_array((ctypes.c_float * n).from_address(x.address))
     return array.reshape(x.n_rows, x.width)
-

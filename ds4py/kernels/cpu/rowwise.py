@@ -1,8 +1,8 @@
 """Operations on activation rows: norms, quantisation, rotary embedding, gates, sums.
 
 Each is void(args, tid, nt). Work is split in one of two ways, and the recorder relies on it: "row" gives thread `tid` the rows
-n tid/nt .. n (tid+1)/nt; "col" gives it a contiguous range of the 32-wide blocks of all rows together. Two ops with the same split
-need no barrier between them, since a thread reads only what it wrote itself.
+n tid/nt .. n (tid+1)/nt; "col" gives it a contiguous range of the 32-wide blocks of all rows together. Two ops with the same
+split need no barrier between them, since a thread reads only what it wrote itself.
 """
 
 from __future__ import annotations

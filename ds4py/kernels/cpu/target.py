@@ -56,7 +56,9 @@ def target_for(path: str | None = None) -> Target:
     if path not in PATHS:
         raise UsageError(f"unknown CPU path {path!r}: choose one of {', '.join(PATHS)}")
     if path not in paths:
-        raise UsageError(f"CPU path {path!r} needs {', '.join(_NEEDS[path])}, which this processor lacks; it has: {', '.join(paths)}")
+        raise UsageError(
+            f"CPU path {path!r} needs {', '.join(_NEEDS[path])}, which this processor lacks; it has: {', '.join(paths)}"
+        )
     return describe(path)
 
 

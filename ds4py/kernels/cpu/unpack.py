@@ -138,7 +138,9 @@ def _q2_k(b: _Block) -> Quants:
     f = b.f
     codes = [b.byte(b.sub * 2 + u) for u in range(2)]
     d, dmin = b.half(80), b.half(82)
-    return Quants(_two_bits(b, 16), [d * f.to_float(c & 15) for c in codes], [f.c(F32, -0.0) - dmin * f.to_float(c >> 4) for c in codes])
+    return Quants(
+        _two_bits(b, 16), [d * f.to_float(c & 15) for c in codes], [f.c(F32, -0.0) - dmin * f.to_float(c >> 4) for c in codes]
+    )
 
 
 def _q3_k(b: _Block) -> Quants:
@@ -197,8 +199,8 @@ def unpack(f: Fn, t: Target, kind: GgmlType, row: Val, block: Val) -> Quants:
 
 
 def repack(kind: GgmlType, t: Target) -> Builder:
-    """void(args, tid, nt): file rows -> packed form. args: [2] source [3] destination (zeroed) [4] n_rows [5] blocks of 32 per row
-    [6] bytes per source row [7] n_pairs [8] first row [9] rows in this call (a multiple of 16, or up to the end)."""
+    """void(args, tid, nt): file rows -> packed form. args: [2] source [3] destination (zeroed) [4] n_rows [5] blocks of 32 per
+    row [6] bytes per source row [7] n_pairs [8] first row [9] rows in this call (a multiple of 16, or up to the end)."""
     form = FORM_OF[kind]
 
     def build(module: ir.Module, name: str) -> None:
@@ -206,7 +208,11 @@ def repack(kind: GgmlType, t: Target) -> Builder:
         args, tid, nt = f.args
         src, dst, n_rows, n_blocks, row_bytes, n_pairs, row0, count = (f.load(args + 8 * i, I64, 8) for i in range(2, 10))
         first, n = row0 / GROUP, (count + (GROUP - 1)) / GROUP
-        with f.loop(first + n * tid / nt, first + n * (tid + 1) / nt) as g, f.loop(0, n_blocks) as block, f.loop(0, GROUP) as lane:
+        with (
+            f.loop(first + n * tid / nt, first + n * (tid + 1) / nt) as g,
+            f.loop(0, n_blocks) as block,
+            f.loop(0, GROUP) as lane,
+        ):
             row = g * GROUP + lane
             with f.when(row < n_rows):
                 q = unpack(f, t, kind, src + row * row_bytes, block)
@@ -283,8 +289,8 @@ def _float(f: Fn, t: Target, kind: GgmlType, at: Val) -> Val:
 def _expand(f: Fn, form: Packed, q: Quants, y: Val, scale: Val) -> None:
     if form.lut:
         table = f.scratch(ir.ArrayType(I32, 16))
-        for i, v in enumerate(form.lut):
-            f.store(table + 4 * i, f.c(I32, v), 4)
+        for i, value in enumerate(form.lut):
+            f.store(table + 4 * i, f.c(I32, value), 4)
     for j, word in enumerate(q.words):
         for byte in range(4):
             v = (word >> (8 * byte)) & 255

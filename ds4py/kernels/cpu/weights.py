@@ -1,9 +1,9 @@
 """One matrix as the CPU kernels hold it.
 
-A quantised matrix is repacked (packed.py) by compiled code when it is first multiplied, on all threads, a slab of rows at a time, and
-the file's pages are handed back to the system as it goes: resident are the packed bytes, never a dequantised matrix. Float
-matrices (F32, F16, BF16) and IQ2_XXS are multiplied straight from the mapped file. A matrix that is only looked up (an untied
-embedding) stays in the file.
+A quantised matrix is repacked (packed.py) by compiled code when it is first multiplied, on all threads, a slab of rows at a
+time, and the file's pages are handed back to the system as it goes: resident are the packed bytes, never a dequantised matrix.
+Float matrices (F32, F16, BF16) and IQ2_XXS are multiplied straight from the mapped file. A matrix that is only looked up (an
+untied embedding) stays in the file.
 """
 
 from __future__ import annotations
@@ -78,7 +78,16 @@ class CpuWeight:
             record = np.zeros((1, RECORD), np.int64)
             n = min(slab, self.n_rows - row)
             record[0, 0] = at
-            args = (self.file_address, packed.ctypes.data, self.n_rows, self.row_len // BLOCK, self.row_bytes, pairs(self.row_len), row, n)
+            args = (
+                self.file_address,
+                packed.ctypes.data,
+                self.n_rows,
+                self.row_len // BLOCK,
+                self.row_bytes,
+                pairs(self.row_len),
+                row,
+                n,
+            )
             record[0, 2 : 2 + len(args)] = args
             self._backend.executor.run(record)
         self._packed = packed
