@@ -122,6 +122,20 @@ def test_sessions_do_not_see_each_other(model: LoadedModel, plain: np.ndarray) -
     np.testing.assert_array_equal(out.of(1), one_by_one(model, OTHER[:20])[19:20])
 
 
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -1e4])
+def test_garbage_past_pos_is_never_read(model: LoadedModel, plain: np.ndarray, garbage: float) -> None:
+    """Rejected rows may hold anything, also what an overflow left: not even a weight of zero may touch them."""
+    state = model.new_state(N + SLACK, SLACK)
+    for p in range(0, 60, 5):
+        for cache in state.caches:
+            first = max(0, p - (cache.window or p)) if p else 0
+            kept = cache.logical(first, p)  # type: ignore[attr-defined]
+            cache.keys.fill(garbage)
+            cache.values.fill(garbage)
+            cache.store(first, *kept)  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(feed(model, state, IDS[p : p + 5]), plain[p : p + 5], err_msg=f"position {p}")
+
+
 def test_snapshot_and_restore(model: LoadedModel, plain: np.ndarray) -> None:
     """Back to a position below the floor; the snapshot outlives what the session does next."""
     state = filled(model, 30)

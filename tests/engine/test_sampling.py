@@ -42,8 +42,8 @@ def slow_draw(row: F32, p: SamplingParams, noise: Noise, pos: int) -> set[int]:
         return {int(row.argmax())}
     tokens = set()
     for nudge in (-1e-5, 0, 1e-5):
-        nudged = SamplingParams(p.temperature, p.top_k, p.top_p * (1 + nudge) if p.top_p < 1 else 1, p.min_p * (1 + nudge))
-        ids = np.sort(kept(row, nudged if p.min_p < 1 else p))
+        top_p, min_p = (x * (1 + nudge) if x < 1 else 1.0 for x in (p.top_p, p.min_p))
+        ids = np.sort(kept(row, SamplingParams(p.temperature, p.top_k, top_p, min_p)))
         scores = row[ids].astype(np.float64) / p.temperature + noise.gumbel(pos, ids)
         tokens.add(int(ids[scores.argmax()]))
     return tokens

@@ -188,6 +188,38 @@ def test_below_the_floor_the_nearest_checkpoint_is_restored() -> None:
     assert_equal_sessions(session, opened(engine, prompt(100)[:50]))
 
 
+def test_a_replay_takes_the_paths_that_made_the_positions() -> None:
+    """Tiles of the old prompt are made as tiles again, the answer's rows as rows, the new part by the plan of a new prompt."""
+    engine = toy_engine(window=5, prefill_tile=8, max_rows=16)
+    session = opened(engine, prompt(100))
+    more(session, 40)
+    assert session.state.floor > 110
+    ids = prompt(100)[:50] + prompt(30, seed=1)
+    assert session.sync(ids).reused == 0
+    assert session.state.tiles == ((0, 72),)
+    assert_equal_sessions(session, opened(engine, ids))
+    session.sync(prompt(30))
+    more(session, 60)
+    ids = session.tokens[:70] + prompt(30, seed=1)
+    session.sync(ids)
+    assert session.state.tiles == ((0, 24), (64, 96))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_interrupted_push_is_forgotten(seed: int) -> None:
+    options = SessionOptions(params=SamplingParams(1.5), seed=seed)
+    text = more(opened(toy_engine(), prompt(20), options), 30)
+    session = opened(toy_engine(), prompt(20), options)
+    session.sampler.push(3)
+    assert more(session, 10) == text[:10]
+    session.sampler.push(3)
+    session.rewind(25)
+    assert more(session, 25) == text[5:]
+    session.sampler.push(3)
+    session.sync(session.tokens[:35])
+    assert more(session, 15) == text[15:] and session.sampler.pos == 50
+
+
 def test_regenerate_gives_another_text_and_rewind_the_same() -> None:
     engine = toy_engine()
     session = opened(engine, prompt(20))

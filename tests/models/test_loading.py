@@ -149,6 +149,19 @@ def test_tied_head_is_one_matrix(llama: Path) -> None:
         load(edited(llama, put("output.weight", 319, 64)))
 
 
+def test_head_in_the_second_part_of_a_split_file_is_used(llama: Path) -> None:
+    """FC-11: an absent head means a tied one only when no part of the model has it."""
+    g = open_gguf(llama)
+    parts: list[list[NewTensor]] = [[], []]
+    for t in g.tensors.values():
+        parts[t.name == "output.weight"].append(NewTensor(t.name, t.shape, t.type, t.data))
+    for no, tensors in enumerate(parts):
+        split = {"split.no": no, "split.count": 2, "split.tensors.count": len(g.tensors)}
+        write_gguf(llama.with_name(f"split-0000{no + 1}-of-00002.gguf"), {**(g.kv.typed if no == 0 else {}), **split}, tensors)
+    ours = run(llama.with_name("split-00001-of-00002.gguf"), [1, 2, 3]).logits.copy()
+    np.testing.assert_array_equal(ours, run(llama, [1, 2, 3]).logits)
+
+
 def test_padded_embedding_is_accepted(llama: Path) -> None:
     """FC-58: more rows than tokens."""
     assert load(edited(llama, set_key("tokenizer.ggml.tokens", ["x"] * 300))).vocab_size == 320
