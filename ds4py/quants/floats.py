@@ -9,7 +9,7 @@ import numpy as np
 
 from ds4py.gguf.types import GgmlType
 from ds4py.quants.layout import F32 as Floats
-from ds4py.quants.layout import Blocks, Quant
+from ds4py.quants.layout import U8, Blocks, Quant
 
 
 def decode_f32(blocks: Blocks) -> Floats:
@@ -22,6 +22,20 @@ def decode_f16(blocks: Blocks) -> Floats:
 
 def decode_bf16(blocks: Blocks) -> Floats:
     return (blocks["x"].astype(np.uint32) << 16).view(np.float32)[:, None]
+
+
+def encode_f16(values: Floats) -> U8:
+    """Nearest float16; magnitudes beyond its largest, 65504, are cut to it, for infinity is no weight."""
+    return np.clip(values, -65504, 65504).astype("<f2").view(np.uint8)
+
+
+def encode_bf16(values: Floats) -> U8:
+    """Nearest bfloat16, ties to even; what would round to infinity is cut to the largest one."""
+    bits = values.view(np.uint32)
+    rounding = ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
+    upper = ((bits + rounding) >> np.uint32(16)).astype("<u2")
+    upper[(upper & 0x7FFF) == 0x7F80] -= 1
+    return upper.view(np.uint8)
 
 
 F32 = Quant(GgmlType.F32, np.dtype([("x", "<f4")]), decode_f32)

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ds4py.gguf.types import GgmlType
-from ds4py.quants.layout import F32, Blocks, Quant, f32
+from ds4py.quants.fit import ratio
+from ds4py.quants.iq2_fit import Lattice, octets_of
+from ds4py.quants.layout import F32, Batch, Blocks, Quant, f32, half_scale
 
 _GRID_CODES = (
     "AAACAAUACAAKABEAFAAgACIAKAAqAEEARABQAFgAYQBkAIAAggCKAKIAAQEEARABFQFAAYQBmAEAAgICIgKCAgEEBAQQBCEEJARABEIESARgBIEEhA"
@@ -60,4 +62,32 @@ def decode_iq2_xxs(blocks: Blocks) -> F32:
     return values.reshape(n, 256)
 
 
-IQ2_XXS = Quant(GgmlType.IQ2_XXS, np.dtype([("d", "<f2"), ("words", "<u4", (8, 2))]), decode_iq2_xxs)
+_LATTICE = Lattice(GRID)
+
+
+def encode_iq2_xxs(batch: Batch) -> Blocks:
+    octets, signs = octets_of(batch.x, batch.w)
+    free = _LATTICE.fit(octets, (8, 32, 40, 48, 57), polish=2)
+    top_step, four = np.float32(15.5), np.float32(4)
+    d, d_value = half_scale(free.max(axis=0) * four / top_step, batch.unit)
+    steps: F32 = np.clip(np.rint(free * ratio(four, d_value) - np.float32(0.5)), np.float32(0), top_step - np.float32(0.5))
+    factor = (steps + np.float32(0.5)) / four
+    cross, square = _LATTICE.sums(octets, _LATTICE.nearest(octets, ratio(np.float32(1), d_value * factor)))
+    solved = ratio((factor * cross).sum(axis=0), (factor * factor * square).sum(axis=0))
+    d, d_value = half_scale(np.where(solved > 0, solved, d_value), batch.unit)
+    points = _LATTICE.nearest(octets, ratio(np.float32(1), d_value * factor))
+    return _store(d, steps, points, signs)
+
+
+def _store(d: npt.NDArray[np.float16], steps: F32, points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8]) -> Blocks:
+    n = len(d)
+    out = np.zeros(n, IQ2_XXS.layout)
+    out["d"] = d
+    chosen = np.ascontiguousarray(points.reshape(8, 4, n).transpose(2, 0, 1))
+    out["words"][:, :, 0] = chosen.view("<u4")[:, :, 0]
+    sets = signs.reshape(8, 4, n).astype(np.uint32) << np.array([0, 7, 14, 21], np.uint32)[:, None]
+    out["words"][:, :, 1] = (np.bitwise_or.reduce(sets, axis=1) | steps.astype(np.uint32) << np.uint32(28)).T
+    return out
+
+
+IQ2_XXS = Quant(GgmlType.IQ2_XXS, np.dtype([("d", "<f2"), ("words", "<u4", (8, 2))]), decode_iq2_xxs, encode_iq2_xxs)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ds4py.gguf.types import GgmlType
-from ds4py.quants.layout import F32, Blocks, Quant, bit_planes, f32
+from ds4py.quants.fit import trims
+from ds4py.quants.layout import F32, Batch, Blocks, Quant, bit_planes, f32, pack
+from ds4py.quants.two_level import bytes_of, fit_shifted
 
 
 def decode_q2_k(blocks: Blocks) -> F32:
@@ -22,4 +24,15 @@ def decode_q2_k(blocks: Blocks) -> F32:
 
 
 LAYOUT = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
-Q2_K = Quant(GgmlType.Q2_K, LAYOUT, decode_q2_k)
+
+
+def encode_q2_k(batch: Batch) -> Blocks:
+    fit = fit_shifted(batch, 16, 3, 15, (*trims(0, 0.4, 0.8), (0, -1.5)))
+    out = np.zeros(batch.n, LAYOUT)
+    out["d"], out["dmin"] = fit.d, fit.dmin
+    out["scales"] = (bytes_of(fit.scales) | bytes_of(fit.minimums) << np.uint8(4)).T
+    out["qs"] = pack(bytes_of(fit.q).reshape(2, 4, 32, -1), 2).reshape(64, -1).T
+    return out
+
+
+Q2_K = Quant(GgmlType.Q2_K, LAYOUT, decode_q2_k, encode_q2_k)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ds4py.gguf.types import GgmlType
-from ds4py.quants.layout import F32, Blocks, Quant, bit_planes, f32, nibbles
+from ds4py.quants.layout import F32, Batch, Blocks, Quant, bit_planes, f32, nibbles, pack
+from ds4py.quants.two_level import bytes_of, fit_scaled
 
 
 def decode_q3_k(blocks: Blocks) -> F32:
@@ -26,4 +27,18 @@ def decode_q3_k(blocks: Blocks) -> F32:
 
 
 LAYOUT = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2")])
-Q3_K = Quant(GgmlType.Q3_K, LAYOUT, decode_q3_k)
+
+
+def encode_q3_k(batch: Batch) -> Blocks:
+    fit = fit_scaled(batch, 16, (-4, 3), (-32, 31), (-4, -4.5, -5, -5.5, -3.5, -3, 2.5, 3, 3.5, 4))
+    q, scales = bytes_of(fit.q + np.float32(4)), bytes_of(fit.scales + np.float32(32))
+    out = np.zeros(batch.n, LAYOUT)
+    out["d"] = fit.d
+    out["qs"] = pack((q & np.uint8(3)).reshape(2, 4, 32, -1), 2).reshape(64, -1).T
+    out["hmask"] = pack((q >> np.uint8(2)).reshape(8, 32, -1), 1).T
+    out["scales"][:, :8] = pack((scales & np.uint8(15)).reshape(2, 8, -1), 4).T
+    out["scales"][:, 8:] = pack((scales >> np.uint8(4)).reshape(4, 4, -1), 2).T
+    return out
+
+
+Q3_K = Quant(GgmlType.Q3_K, LAYOUT, decode_q3_k, encode_q3_k)

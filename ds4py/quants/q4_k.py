@@ -11,7 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from ds4py.gguf.types import GgmlType
-from ds4py.quants.layout import F32, U8, Blocks, Quant, f32, nibbles
+from ds4py.quants.fit import trims
+from ds4py.quants.layout import F32, U8, Batch, Blocks, Quant, f32, nibbles, pack
+from ds4py.quants.two_level import Shifted, bytes_of, fit_shifted
 
 
 def unpack_scales(packed: U8) -> tuple[U8, U8]:
@@ -36,4 +38,23 @@ def decode_q4_k(blocks: Blocks) -> F32:
 
 
 LAYOUT = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
-Q4_K = Quant(GgmlType.Q4_K, LAYOUT, decode_q4_k)
+
+
+def store_scales(out: Blocks, fit: Shifted) -> None:
+    """`unpack_scales` undone: fills d, dmin and the packed scales of Q4_K or Q5_K blocks."""
+    scales, minimums = bytes_of(fit.scales).T, bytes_of(fit.minimums).T
+    out["d"], out["dmin"], packed = fit.d, fit.dmin, out["scales"]
+    for word, value in ((packed[:, 0:4], scales), (packed[:, 4:8], minimums)):
+        word[...] = value[:, :4] | (value[:, 4:] >> np.uint8(4)) << np.uint8(6)
+    packed[:, 8:12] = (scales[:, 4:] & np.uint8(15)) | minimums[:, 4:] << np.uint8(4)
+
+
+def encode_q4_k(batch: Batch) -> Blocks:
+    fit = fit_shifted(batch, 32, 15, 63, (*trims(0, 0.45, 0.9), (0, -15 / 14)))
+    out = np.zeros(batch.n, LAYOUT)
+    store_scales(out, fit)
+    out["qs"] = pack(bytes_of(fit.q).reshape(4, 2, 32, -1), 4).reshape(128, -1).T
+    return out
+
+
+Q4_K = Quant(GgmlType.Q4_K, LAYOUT, decode_q4_k, encode_q4_k)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ds4py.gguf.types import GgmlType
-from ds4py.quants.layout import F32, Blocks, Quant, bit_planes, f32, nibbles
+from ds4py.quants.layout import F32, Batch, Blocks, Quant, bit_planes, f32, nibbles, pack
+from ds4py.quants.two_level import bytes_of, fit_scaled
 
 
 def decode_q6_k(blocks: Blocks) -> F32:
@@ -22,4 +23,16 @@ def decode_q6_k(blocks: Blocks) -> F32:
 
 
 LAYOUT = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
-Q6_K = Quant(GgmlType.Q6_K, LAYOUT, decode_q6_k)
+
+
+def encode_q6_k(batch: Batch) -> Blocks:
+    fit = fit_scaled(batch, 16, (-32, 31), (-128, 127), (-32, -31.5, -32.5, -31, -30.5, 30.5, 31, 31.5))
+    q = bytes_of(fit.q + np.float32(32))
+    out = np.zeros(batch.n, LAYOUT)
+    out["d"], out["scales"] = fit.d, fit.scales.T
+    out["ql"] = pack((q & np.uint8(15)).reshape(2, 2, 64, -1), 4).reshape(128, -1).T
+    out["qh"] = pack((q >> np.uint8(4)).reshape(2, 4, 32, -1), 2).reshape(64, -1).T
+    return out
+
+
+Q6_K = Quant(GgmlType.Q6_K, LAYOUT, decode_q6_k, encode_q6_k)
