@@ -10,11 +10,14 @@ import os
 from pathlib import Path
 
 from ds4py.cli.demo import DEMO
-from ds4py.cli.download import LATER, MAIN_LINK
+from ds4py.cli.download import MAIN_LINK
+from ds4py.hub.memory import SYSTEM_BYTES, estimate_target, gb, memory_bytes
+from ds4py.hub.targets import TARGETS
 
 # A model needs its file in memory, plus context and buffers; the system keeps a part for itself.
 _OVERHEAD = 1.1
-_SYSTEM_GB = 2.0
+_SYSTEM_GB = SYSTEM_BYTES / 1e9
+_N_CTX = 32768
 
 
 def no_model() -> str:
@@ -25,17 +28,8 @@ def no_model() -> str:
 
 
 def memory_gb() -> float:
-    """Memory this process may use, in GB (10^9 bytes): the machine's, or less where a container limits it. 0 if unknown."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 0.0
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(name).read_text()))
-        except (OSError, ValueError):
-            continue
-    return total / 1e9
+    """Memory this process may use, in GB (10^9 bytes); 0 if unknown."""
+    return memory_bytes() / 1e9
 
 
 def _reason() -> str:
@@ -71,12 +65,18 @@ def _fitting(memory: float, largest: float) -> list[str]:
     if memory <= 0:
         return lines
     lines.append(f"This machine has {memory:.0f} GB of memory: files up to about {largest:.1f} GB fit.")
-    sizes = [(float(target.size.split()[0]), target.name) for target in LATER if target.size.endswith(" GB")]
-    whole = [pair for pair in sorted(sizes) if "dspark" not in pair[1]]
-    fitting = [f"{name} ({size:.0f} GB)" for size, name in whole if size <= largest]
-    known = "Of the large models that `ds4-download --list` names (not in this build yet)"
+    return [*lines, _large(memory)]
+
+
+def _large(memory: float) -> str:
+    """Which of the large models would fit, and whether this build can run them."""
+    from ds4py.models import SUPPORTED
+
+    needed = {target.name: estimate_target(target, _N_CTX) for target in TARGETS if target.main and not target.note}
+    peaks = sorted((peak.peak / 1e9, name) for name, peak in needed.items() if peak is not None)
+    runs = any(target.family is not None and target.family.architecture in SUPPORTED for target in TARGETS)
+    known = "Of the large models of `ds4-download --list`" + ("" if runs else " (which this build fetches but does not run yet)")
+    fitting = [f"{name} ({peak:.0f} GB)" for peak, name in peaks if peak <= memory - _SYSTEM_GB]
     if fitting:
-        lines.append(f"{known} these would fit: {', '.join(fitting)}.")
-    elif whole:
-        lines.append(f"{known} none would fit; the smallest, {whole[0][1]}, has {whole[0][0]:.0f} GB.")
-    return lines
+        return f"{known} these would fit, by memory at the peak: {', '.join(fitting)}."
+    return f"{known} none would fit; the smallest, {peaks[0][1]}, needs {gb(round(peaks[0][0] * 1e9))} of memory."

@@ -234,15 +234,17 @@ def _resource_error(model: WheelModel, directory: Path, error: OSError) -> Ds4Er
     return ResourceError(f"cannot write {model.file} in {directory}: {error.strerror or error}; nothing was kept")
 
 
-def link_main(path: Path, link: Path) -> str:
-    """Make `link` the user's main model if there is none yet, and tell what holds now. Another model is never displaced; a link
-    that leads nowhere is no model."""
+def link_main(path: Path, link: Path, displace: bool = False) -> str:
+    """Make `link` the user's main model if there is none yet, and tell what holds now. A link to another model gives way if
+    `displace`, a file of its own never; a link that leads nowhere is no model."""
     if link.exists():
         if link.samefile(path):
             return f"{link} is this model"
+    if link.exists() and not (displace and link.is_symlink()):
         kept = f"-> {os.readlink(link)}" if link.is_symlink() else "is a file of its own"
         return f"{link} {kept} and was left as it is; run this model with: ds4 -m {path}"
-    lost = f" (it led to {os.readlink(link)}, which is not there)" if link.is_symlink() else ""
+    gone = "" if link.exists() else ", which is not there"
+    lost = f" (it led to {os.readlink(link)}{gone})" if link.is_symlink() else ""
     fresh = link.with_name(f".{link.name}.{os.getpid()}")
     try:
         fresh.symlink_to(os.path.relpath(path.parent.resolve() / path.name, link.parent.resolve()))

