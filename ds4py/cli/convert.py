@@ -1,0 +1,107 @@
+"""`ds4-convert FOLDER`: a Hugging Face checkpoint to one GGUF file.
+
+The idea: a plan first, with everything that can be wrong with the folder found, then the writing. `--dry-run` prints the plan
+and stops. The plan goes to standard output, progress and remarks to standard error.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ds4py.cli.argv import Scan
+from ds4py.cli.entry import run_command
+from ds4py.cli.parsing import Values, finish
+from ds4py.cli.terminal import open_terminal
+from ds4py.errors import ResourceError, UsageError
+
+if TYPE_CHECKING:
+    from ds4py.convert import Options, Plan
+
+COMMAND = "ds4-convert"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ds4-convert; returns the exit code."""
+    signal.signal(signal.SIGTERM, _stop)  # a terminated run cleans up like an interrupted one
+    return run_command(COMMAND, argv, _run)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(found: Scan) -> int:
+    values = finish(COMMAND, found)
+    if not values.words:
+        raise UsageError("which folder? Give the one that holds config.json and the safetensors files")
+    from ds4py.convert import make_plan
+
+    folder = Path(values.words[0])
+    plan = make_plan(folder, _options(values))
+    target = Path(values.text("outfile")) if values.has("outfile") else folder / _file_name(folder, values)
+    for note in plan.notes:
+        print(f"{COMMAND}: {note}", file=sys.stderr)
+    if values.flag("dry_run"):
+        print(listing(plan))
+    if target.exists() and not values.flag("overwrite"):
+        raise ResourceError(f"{target} is there already; --overwrite replaces it")
+    if not values.flag("dry_run"):
+        write(plan, target)
+    print(f"{target}: {plan.architecture}, {len(plan.items)} tensors, {plan.nbytes / 1e6:,.1f} MB of weights")
+    return 0
+
+
+def _options(values: Values) -> Options:
+    from ds4py.convert import Options
+
+    return Options(
+        outtype=values.text("outtype"),
+        name=values.text("model_name") if values.has("model_name") else "",
+        pre_tokenizer=values.text("pre_tokenizer") if values.has("pre_tokenizer") else "",
+        drop=values.texts("drop"),
+        vocab_only=values.flag("vocab_only"),
+    )
+
+
+def _file_name(folder: Path, values: Values) -> str:
+    kind = "vocab" if values.flag("vocab_only") else values.text("outtype")
+    return f"{folder.resolve().name}-{kind}.gguf".replace("-auto.", ".")
+
+
+def listing(plan: Plan) -> str:
+    """Every tensor with its shape, type, size and source, for people."""
+    width = max((len(item.name) for item in plan.items), default=0)
+    lines = [
+        f"{item.name:<{width}}  {' x '.join(map(str, item.shape)):>16}  {item.type.name:<5} {item.nbytes / 1e6:>10,.2f} MB  "
+        f"{item.source or '(computed)'}"
+        for item in plan.items
+    ]
+    return "\n".join(lines)
+
+
+def write(plan: Plan, target: Path) -> None:
+    """Write the file with a line of progress on a terminal; nothing is left when it is stopped."""
+    from ds4py.convert import write_plan
+
+    terminal = open_terminal(sys.stderr)
+
+    def progress(done: int, total: int, name: str) -> None:
+        terminal.rewrite(f"{COMMAND}: {done / max(total, 1):4.0%} of {total / 1e6:,.0f} MB  {name}" if name else "")
+
+    try:
+        write_plan(plan, target, progress)
+    except KeyboardInterrupt:
+        terminal.rewrite("")
+        print(f"{COMMAND}: interrupted; nothing was kept", file=sys.stderr)
+        raise
+    finally:
+        terminal.rewrite("")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

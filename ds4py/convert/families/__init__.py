@@ -1,0 +1,1 @@
+"""Architectures that can be converted: one file each, and one line in `registry.py`."""

@@ -1,0 +1,20 @@
+"""Which family converts which class of checkpoint. A new architecture is one file here and one line in `FAMILIES`."""
+
+from __future__ import annotations
+
+from ds4py.convert.config import Config
+from ds4py.convert.families import gemma3, llama, qwen2, qwen3
+from ds4py.convert.family import Family
+from ds4py.errors import UnsupportedError
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY)
+
+
+def family_of(config: Config) -> Family:
+    """The family of a checkpoint; UnsupportedError lists what can be converted."""
+    name = config.architecture
+    for family in FAMILIES:
+        if name in family.classes:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.classes)
+    raise UnsupportedError(f"{config.path}: the architecture {name!r:.80} cannot be converted yet; supported are {known}")

@@ -1,0 +1,246 @@
+"""What will be written, decided before anything is: metadata, and every tensor with its type, source and size.
+
+The invariant: every tensor of the checkpoint is accounted for. It is written, or it is a second copy of the embedding under the
+name of a tied head, or it follows from the config (rotary frequencies), or the user said --drop; anything else is an error, and
+so is a tensor that the architecture needs and the checkpoint lacks. The plan holds no weights: values are read when they are
+written, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ds4py.convert.checkpoint import Checkpoint, listed, open_checkpoint
+from ds4py.convert.config import Config, read_config
+from ds4py.convert.families.registry import family_of
+from ds4py.convert.family import Family, Wanted
+from ds4py.convert.floats import F32, FLOATS
+from ds4py.convert.safetensors import Entry, read_bytes
+from ds4py.convert.tokenizer_files import read_vocabulary, tokenizer_metadata
+from ds4py.errors import FormatError, UnsupportedError
+from ds4py.gguf import GgmlType
+
+OUTTYPES: Mapping[str, GgmlType | None] = {
+    "f32": GgmlType.F32, "f16": GgmlType.F16, "bf16": GgmlType.BF16, "q8_0": GgmlType.Q8_0, "auto": None
+}  # fmt: skip
+_KEPT = {"F64": GgmlType.F32, "F32": GgmlType.F32, "F16": GgmlType.F16, "BF16": GgmlType.BF16, "F8_E4M3": GgmlType.BF16}
+_FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.Q8_0: 7, GgmlType.BF16: 32}  # general.file_type
+_DERIVED = "rotary_emb.inv_freq"  # buffers that old checkpoints saved
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_COMPARED_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to convert. outtype: a key of OUTTYPES. drop: patterns of tensors and weight files to leave out."""
+
+    outtype: str = "auto"
+    name: str = ""
+    pre_tokenizer: str = ""
+    drop: tuple[str, ...] = ()
+    vocab_only: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One tensor of the new file. `shape` has rows first; `values`, if given, are computed and not read."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GgmlType
+    wanted: Wanted | None = None
+    source: str = ""
+    values: F32 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes(prod(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    folder: Path
+    architecture: str
+    kv: Mapping[str, Any]
+    items: tuple[Item, ...]
+    checkpoint: Checkpoint | None
+    notes: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all tensor data."""
+        return sum(item.nbytes for item in self.items)
+
+
+def make_plan(folder: Path, options: Options) -> Plan:
+    """Read all headers, configs and tokenizer files of `folder` and decide everything. Raises FormatError, UnsupportedError,
+    ResourceError; UsageError for options that fit nothing."""
+    config = read_config(folder)
+    family = family_of(config)
+    config = config.with_defaults(family.defaults)
+    own = {f"{family.name}.{key}": value for key, value in family.metadata(config).items()}
+    block = config.block()
+    vocab = read_vocabulary(folder, options.pre_tokenizer)
+    if options.vocab_only:
+        vocab = vocab.padded(max(config.count("vocab_size", len(vocab.tokens)), len(vocab.tokens)), config.path)
+        kv = {**_general(folder, family, options, ()), **own, **tokenizer_metadata(folder, config, vocab)}
+        return Plan(folder, family.name, kv, (), None, vocab.notes)
+    checkpoint = open_checkpoint(folder, block, options.drop)
+    items, notes = _items(checkpoint, config, family, options)
+    n_rows = next(item.shape[0] for item in items if item.name == "token_embd.weight")
+    vocab = vocab.padded(n_rows, folder)
+    kv = {
+        **_general(folder, family, options, items),
+        **own,
+        f"{family.name}.vocab_size": n_rows,
+        **tokenizer_metadata(folder, config, vocab),
+    }
+    return Plan(folder, family.name, kv, tuple(items), checkpoint, (*vocab.notes, *notes))
+
+
+def _items(checkpoint: Checkpoint, config: Config, family: Family, options: Options) -> tuple[list[Item], list[str]]:
+    """The tensors to write, and notes about what is not or not as asked."""
+    there = _canonical(checkpoint, family)
+    notes = [f"left out as asked: {name}" for name in checkpoint.dropped]
+    tied = config.flag("tie_word_embeddings", family.tied_by_default)
+    _check_head(checkpoint, config, there, tied)
+    items: list[Item] = []
+    used: set[str] = set()
+    missing: list[str] = []
+    for wanted in family.wanted(config):
+        if wanted.source == _HEAD and tied:
+            continue
+        if wanted.source not in there:
+            missing += [] if wanted.optional else [wanted.source]
+            continue
+        used.add(wanted.source)
+        items.append(_item(checkpoint, wanted, there[wanted.source], options))
+    if missing:
+        raise FormatError(f"{checkpoint.folder}: the checkpoint lacks {listed(missing)}")
+    notes += _account_for(checkpoint, there, used, tied, config)
+    for name, values in family.computed(config).items():
+        items.append(Item(name, values.shape, GgmlType.F32, values=values))
+    fallen = [item.name for item in items if len(item.shape) == 2 and item.type is not GgmlType.Q8_0]
+    if fallen and options.outtype == "q8_0":
+        notes.append(f"{len(fallen)} matrices have rows that are no multiple of 32 and are stored as F16: {listed(fallen)}")
+    return items, notes
+
+
+def _canonical(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
+    """Name as the family spells it -> name in the checkpoint."""
+    there: dict[str, str] = {}
+    for name in checkpoint.entries:
+        if there.setdefault(family.canonical(name), name) != name:
+            raise FormatError(f"{checkpoint.folder}: the tensors {there[family.canonical(name)]} and {name} mean the same")
+    return there
+
+
+def _check_head(checkpoint: Checkpoint, config: Config, there: Mapping[str, str], tied: bool) -> None:
+    """A head is there exactly when the config says that it is not the embedding; a second copy of the embedding does no harm."""
+    head = checkpoint.entries.get(there.get(_HEAD, ""))
+    if head is None:
+        if not tied:
+            raise FormatError(f"{checkpoint.folder}: {_HEAD} is missing, and config.json does not tie it to the embedding")
+        return
+    embedding = checkpoint.entries.get(there.get(_EMBEDDING, ""))
+    if not tied or embedding is None:
+        return
+    if not _equal(head, embedding):
+        raise FormatError(
+            f"{config.path}: tie_word_embeddings is true, but {head.name} differs from the embedding; set it to false to use the "
+            f"head, or say --drop {head.name} to use the embedding"
+        )
+
+
+def _equal(a: Entry, b: Entry) -> bool:
+    """Whether two tensors hold the same, byte for byte."""
+    starts = range(0, a.nbytes, _COMPARED_BYTES)
+    sizes = [min(_COMPARED_BYTES, a.nbytes - at) for at in starts]
+    same_kind = (a.dtype, a.shape) == (b.dtype, b.shape)
+    return same_kind and all(read_bytes(a, at, n) == read_bytes(b, at, n) for at, n in zip(starts, sizes, strict=True))
+
+
+def _account_for(checkpoint: Checkpoint, there: Mapping[str, str], used: set[str], tied: bool, config: Config) -> Iterator[str]:
+    """Notes about tensors that are not written for a good reason; FormatError for those without one."""
+    rest = sorted(there.keys() - used)
+    if tied and _HEAD in rest:
+        rest.remove(_HEAD)
+        yield f"{_HEAD} is the embedding again and is not written twice"
+    derived = [name for name in rest if name.endswith(_DERIVED)]
+    if derived:
+        yield f"{len(derived)} tensors of rotary frequencies follow from the config and are not written"
+    unknown = [there[name] for name in rest if name not in set(derived)]
+    if unknown:
+        raise FormatError(
+            f"{checkpoint.folder}: {config.architecture} has no place for {listed(unknown)}; a file without them may give "
+            "wrong text. If they can be left out, say so with --drop PATTERN"
+        )
+
+
+def _item(checkpoint: Checkpoint, wanted: Wanted, source: str, options: Options) -> Item:
+    entry = checkpoint.entries[source]
+    shape = tuple(there if want == 0 else want for want, there in zip(wanted.shape, entry.shape, strict=False))
+    if entry.shape != shape or len(entry.shape) != len(wanted.shape) or 0 in entry.shape:
+        asked = ", ".join("any" if want == 0 else str(want) for want in wanted.shape)
+        raise FormatError(f"{entry.path}: tensor {source} has shape {list(entry.shape)}, the config asks for [{asked}]")
+    if entry.dtype not in FLOATS:
+        raise UnsupportedError(f"{entry.path}: tensor {source} has type {entry.dtype}; readable are {', '.join(FLOATS)}")
+    return Item(wanted.name, shape, _type(shape, entry.dtype, options.outtype), wanted, source)
+
+
+def _type(shape: tuple[int, ...], dtype: str, outtype: str) -> GgmlType:
+    """Vectors stay float32: they are few, and readers expect it."""
+    if len(shape) == 1:
+        return GgmlType.F32
+    asked = OUTTYPES[outtype]
+    kind = _KEPT[dtype] if asked is None else asked
+    return GgmlType.F16 if kind is GgmlType.Q8_0 and shape[-1] % kind.block_len else kind
+
+
+def _general(folder: Path, family: Family, options: Options, items: list[Item] | tuple[()]) -> dict[str, Any]:
+    """The `general.*` keys. file_type says what most of the bytes are."""
+    n_params = sum(prod(item.shape) for item in items if item.source)
+    keys: dict[str, Any] = {
+        "general.architecture": family.name,
+        "general.type": "model",
+        "general.name": options.name or folder.resolve().name,
+    }
+    if n_params:
+        keys["general.size_label"] = _size_label(n_params)
+        sizes = {kind: sum(item.nbytes for item in items if item.type is kind) for kind in _FILE_TYPES}
+        keys["general.file_type"] = _FILE_TYPES[max(sizes, key=lambda kind: sizes[kind])]
+    keys["general.quantization_version"] = 2
+    return keys
+
+
+def _size_label(n_params: int) -> str:
+    """135M, 1.1B: two digits or three."""
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if n_params >= unit:
+            return f"{n_params / unit:.{1 if n_params < 10 * unit else 0}f}".removesuffix(".0") + letter
+    return str(n_params)
+
+
+def read_rows(plan: Plan, item: Item, first: int, last: int) -> F32:
+    """Rows first..last of a tensor as they will be stored, float32. `first` and `last` lie on the bounds of its change's groups.
+    FormatError for NaN, for infinities, and for what a float16 cannot hold."""
+    if item.values is not None:
+        return item.values[first:last]
+    assert plan.checkpoint is not None and item.wanted is not None
+    values = plan.checkpoint.read(item.source, first, last)
+    if item.wanted.change is not None:
+        values = item.wanted.change.apply(values)
+    largest = np.abs(values).max()
+    if not np.isfinite(largest):
+        raise FormatError(f"{plan.folder}: tensor {item.source} has NaN or infinite values between rows {first} and {last}")
+    if item.type is GgmlType.F16 and largest > np.finfo(np.float16).max:
+        raise FormatError(
+            f"{plan.folder}: tensor {item.source} has values up to {largest:.3g}, more than F16 holds; use --outtype bf16"
+        )
+    return values
