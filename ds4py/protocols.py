@@ -103,6 +103,14 @@ class StateView(Timeline, Protocol):
         restore it as long as it has not been cleared and the tokens below `pos` are still the ones that were evaluated."""
         ...
 
+    def payload(self) -> dict[str, npt.NDArray[Any]]:
+        """A snapshot as named arrays, for a file."""
+        ...
+
+    def load(self, payload: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Stand where the state that gave `payload` stood. FormatError, and nothing changed, if it does not fit."""
+        ...
+
     def restore(self, snapshot: Any) -> None:
         """Go back to `snapshot.pos`, however far below the floor it lies. Only what the same class of states made is accepted."""
         ...
@@ -285,12 +293,25 @@ class SamplingSchedule(Timeline, Protocol):
         """Penalties, bias and masks for the next position applied to logits [V]; returns `row` itself if nothing changes."""
         ...
 
+    def allows(self, token: int) -> bool:
+        """Whether `adjust` would leave `token` a chance. Drafts end before a token that has none."""
+        ...
+
 
 class SamplerView(Protocol):
     """The sampler at the coming positions, as a drafter or an accept rule sees it: draw at `pos`, push, draw, ..."""
 
     @property
     def pos(self) -> int: ...
+
+    def params(self) -> SamplingParams:
+        """The settings that hold at `pos`."""
+        ...
+
+    def propose(self, row: F32, warmth: float) -> int:
+        """What `draw` would give at `warmth` times the temperature, with the same noise, filters, penalties and masks: 1 is the
+        draw itself, 0 the likeliest token. NumericError as in `draw`."""
+        ...
 
     def draw(self, row: F32) -> int:
         """The token at `pos` given logits [V]: a pure function of (row, settings, seed, choice, epoch, pos).
@@ -309,6 +330,30 @@ class SamplerView(Protocol):
 class Draft:
     tokens: Sequence[int] = ()
     confidence: Sequence[float] | None = None  # one per token, 0..1, or None
+    source: str = ""  # name of the drafter that made it, for the statistics
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass of the loop did for one session: for depth policies, statistics and traces."""
+
+    pos: int  # of the first row, which evaluated the session's last token
+    last: int
+    asked: int  # tokens the drafter might have proposed; 0: it was not asked
+    draft: Draft  # what was verified
+    committed: int  # tokens: the accepted part of the draft and one of the target's own; 0 if the logits were broken
+    draft_seconds: float  # of this session's proposal
+    verify_seconds: float  # of the whole forward call
+    rows: int  # of the whole forward call
+    n_sessions: int = 1  # in it
+
+    @property
+    def drafted(self) -> int:
+        return len(self.draft.tokens)
+
+    @property
+    def accepted(self) -> int:
+        return max(self.committed - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -341,7 +386,9 @@ class DepthPolicy(Protocol):
 
     def depth(self) -> int: ...
 
-    def record(self, drafted: int, accepted: int, seconds: float) -> None: ...
+    def record(self, done: Pass) -> None:
+        """A pass that `depth` was asked for is over."""
+        ...
 
 
 class AcceptRule(Protocol):
@@ -354,15 +401,58 @@ class AcceptRule(Protocol):
 
 
 @dataclass
-class SpecStats:
-    """Counts of one session's generation; one value for CLI, server and bench."""
+class SourceStats:
+    """The part of one kind of drafter in a session's drafts."""
 
-    passes: int = 0  # target forward calls
+    drafts: int = 0  # not empty, verified
+    hits: int = 0  # of which at least one token was accepted
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)  # [i]: drafts whose token i was accepted
+    draft_seconds: float = 0.0
+
+    def count(self, done: Pass) -> None:
+        self.drafts += 1
+        self.hits += done.accepted > 0
+        self.drafted += done.drafted
+        self.accepted += done.accepted
+        self.accepted_at += [0] * (done.accepted - len(self.accepted_at))
+        for i in range(done.accepted):
+            self.accepted_at[i] += 1
+        self.draft_seconds += done.draft_seconds
+
+
+@dataclass
+class SpecStats:
+    """Counts of one session's generation; one value for CLI, server and bench. Lines of text are made in engine/statistics.py."""
+
+    passes: int = 0  # target forward calls that committed something
     rows: int = 0  # target rows evaluated
     drafted: int = 0
     accepted: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    draft_calls: int = 0  # times the drafter was asked
+    passes_of_rows: dict[int, int] = field(default_factory=dict)  # rows of this session -> passes
+    sources: dict[str, SourceStats] = field(default_factory=dict)  # kind of drafter -> its part
+
+    @property
+    def drafts(self) -> int:
+        """Verified drafts with at least one token."""
+        return sum(source.drafts for source in self.sources.values())
+
+    def count(self, done: Pass) -> None:
+        n = 1 + done.drafted
+        self.passes += done.committed > 0
+        self.rows += n
+        self.drafted += done.drafted
+        self.accepted += done.accepted
+        self.draft_seconds += done.draft_seconds
+        self.verify_seconds += done.verify_seconds / done.n_sessions
+        self.draft_calls += done.asked > 0
+        self.passes_of_rows[n] = self.passes_of_rows.get(n, 0) + 1
+        if done.drafted:
+            self.sources.setdefault(done.draft.source, SourceStats()).count(done)
 
 
 @dataclass(frozen=True)

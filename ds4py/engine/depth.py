@@ -1,13 +1,26 @@
-"""How many tokens to draft next.
+"""How many tokens to draft next: the policies that look at counts. The one that looks at the clock is cost.py.
 
-A depth policy sees counts and seconds and answers one number; it may give up drafting for good. It can cost or gain time but
-never changes text: a verify of any length commits the same tokens (accept.py). So, unlike everything else in the loop, a policy
-may look at the clock.
+A depth policy sees what passes did and answers one number. In greedy and exact decoding it can cost or gain time but never
+changes text: a verify of any length commits the same tokens (accept.py). Opportunistic decoding is the exception, since there a
+draft decides what is committed; so it uses only policies of this file, and the same counts give the same text on any machine.
+
+`Adaptive` asks for as many tokens as are together more likely right than not by much, from a moving average of how often a
+drafted token is. When that falls too low it stops asking, and probes after 4 passes, then 8, 16, ... 64. Rejected: the length of
+the last accepted draft as the next depth, which follows noise.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from ds4py.errors import UsageError
+from ds4py.protocols import DepthPolicy, Pass
+
+_WORTH: Final = 0.4  # a token is drafted while it is at least so likely to be committed
+_OFF: Final = 0.25  # no drafts while tokens are right less often
+_MEMORY: Final = 12.0  # looks at drafted tokens over which the average forgets
+_PAUSES: Final = (4, 64)  # first and longest, in passes
 
 
 class FixedDepth:
@@ -21,5 +34,57 @@ class FixedDepth:
     def depth(self) -> int:
         return self._depth
 
-    def record(self, drafted: int, accepted: int, seconds: float) -> None:
+    def record(self, done: Pass) -> None:
         pass
+
+
+class Adaptive:
+    """Depth from a moving average of acceptance; counts alone decide."""
+
+    def __init__(self, n_max: int, n_min: int = 0) -> None:
+        """Depths are 0 or n_min .. n_max."""
+        self._n_max, self._n_min = n_max, max(1, n_min)
+        self._rate = 0.7  # how often a drafted token that was looked at is right
+        self._pause, self._wait = _PAUSES[0], 0  # length of the next pause; passes left of this one
+
+    def depth(self) -> int:
+        if self._n_max < self._n_min or self._wait:
+            return 0
+        if self._rate < _OFF:
+            return self._n_min  # a probe
+        likely = 1 if self._rate <= _WORTH else int(math.log(_WORTH) / math.log(min(self._rate, 0.9999)))
+        return min(max(likely, self._n_min), self._n_max)
+
+    def record(self, done: Pass) -> None:
+        if self._wait:
+            self._wait -= 1
+        if not done.drafted:
+            return
+        looks = [1.0] * done.accepted + [0.0] * (done.accepted < done.drafted)
+        was_off = self._rate < _OFF
+        for right in looks:
+            self._rate += (right - self._rate) / _MEMORY
+        if done.accepted and was_off:
+            self._rate, self._pause = max(self._rate, _OFF), _PAUSES[0]  # the text has changed: believe it
+        elif self._rate < _OFF:
+            self._wait, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
+
+
+class SkipStreak:
+    """Another policy that leaves out one draft after `threshold` drafts in a row without an accepted token."""
+
+    def __init__(self, inner: DepthPolicy, threshold: int) -> None:
+        self._inner, self._threshold = inner, threshold
+        self._streak = 0
+        self._skipping = False
+
+    def depth(self) -> int:
+        return 0 if self._skipping else self._inner.depth()
+
+    def record(self, done: Pass) -> None:
+        self._inner.record(done)
+        if self._skipping:
+            self._streak, self._skipping = 0, False  # the pass without a draft is no miss
+        elif done.drafted:
+            self._streak = 0 if done.accepted else self._streak + 1
+            self._skipping = self._streak >= self._threshold

@@ -7,14 +7,20 @@ session, which makes every second user a special case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from ds4py.engine import savefile
 from ds4py.engine.session import Limits, Progress, Session, SessionOptions
 from ds4py.errors import ResourceError, UsageError
-from ds4py.gguf import GgufFile
+from ds4py.gguf import GgufFile, NumberArray
+from ds4py.gguf.identity import identity
 from ds4py.protocols import Kernels, Model
 
 DEFAULT_CTX = 32768
+UNUSED = 5  # a token type of the format
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Engine:
     model: Model
     kernels: Kernels
     n_ctx: int
+    gguf: GgufFile | None = None  # what it was opened from; saved sessions belong to it
+    n_tokens: int | None = None  # ids that may be drawn; the rest pads the vocabulary
 
     @classmethod
     def open(cls, gguf_file: GgufFile, options: EngineOptions | None = None, progress: Progress | None = None) -> Engine:
@@ -65,11 +73,12 @@ class Engine:
                 raise UsageError(f"the {name} must be at least 1, not {value}")
         kernels = open_kernels(options.kernels, threads=options.threads, max_rows=options.max_rows, progress=progress)
         model = load_model(gguf_file, kernels)
-        return cls(model, kernels, options.n_ctx or min(DEFAULT_CTX, model.n_ctx_train))
+        n_ctx = options.n_ctx or min(DEFAULT_CTX, model.n_ctx_train)
+        return cls(model, kernels, n_ctx, gguf_file, drawable(gguf_file))
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile)
+        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile, self.n_tokens)
 
     def session(self, options: SessionOptions | None = None) -> Session:
         """An empty session. Raises UsageError for settings that can never be obeyed, ResourceError if memory is short."""
@@ -77,6 +86,24 @@ class Engine:
             return Session(self.model, self.limits, options or SessionOptions())
         except (MemoryError, OSError) as error:
             raise ResourceError(f"not enough memory for a context of {self.n_ctx} tokens: lower --ctx") from error
+
+    def save_session(self, session: Session, path: str | os.PathLike[str]) -> None:
+        """Write a session of this engine to a file. Raises ResourceError, and leaves an old file, if that fails."""
+        savefile.write(path, session, self._identity, self.kernels.name)
+
+    def load_session(self, path: str | os.PathLike[str], options: SessionOptions | None = None) -> Session:
+        """The session that was saved, to go on with `options`; seed, choice and epoch are those of the file.
+
+        Raises FormatError for a file that is damaged, cut short, or of another model, kernels or a larger context."""
+        saved = savefile.read(path)
+        numbers = {name: saved.header[name] for name in ("seed", "choice", "epoch")}
+        session = self.session(replace(options or SessionOptions(), **numbers))
+        savefile.restore(saved, session, self._identity, self.kernels.name)
+        return session
+
+    @property
+    def _identity(self) -> str:
+        return identity(self.gguf) if self.gguf is not None else ""
 
     def info(self) -> EngineInfo:
         """What the memory and detail lines show. Costs address space for a moment, no memory."""
@@ -91,3 +118,14 @@ class Engine:
             max_rows=self.kernels.max_rows,
             prefill_tile=self.kernels.prefill_tile,
         )
+
+
+def drawable(g: GgufFile) -> int | None:
+    """How many of the first ids a sampler may draw: those up to the last token that is not typed unused. The rows of a head that
+    lie beyond only fill it up to a round number. None where the file does not say."""
+    n_tokens = len(g.kv.get("tokenizer.ggml.tokens", ()))
+    types = g.kv.get("tokenizer.ggml.token_type")
+    if isinstance(types, NumberArray):
+        used = np.flatnonzero(types.numpy()[:n_tokens] != UNUSED)
+        n_tokens = int(used[-1]) + 1 if len(used) else 0
+    return n_tokens or None

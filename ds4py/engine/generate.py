@@ -23,15 +23,43 @@ walk: of n tokens committed in a pass the last is the target's own and n - 1 wer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ds4py.errors import NumericError
-from ds4py.protocols import Draft, Out, Span, Step
+from ds4py.protocols import F32, Draft, Pass, Span, Step
 
 if TYPE_CHECKING:
     from ds4py.engine.session import Session
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What a session's drafter answered when it was asked for `asked` tokens."""
+
+    draft: Draft
+    asked: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One session's part of a verify: n = 1 + len(draft.tokens) rows, the first of which evaluated its last token."""
+
+    proposal: _Proposal
+    rows: F32  # [n, V] logits
+    taps: Mapping[int, F32]  # layer -> [n, D], for the layers its drafter needs
+
+
+@dataclass(frozen=True)
+class _Verify:
+    """One forward call over all sessions, and what it cost."""
+
+    seconds: float
+    rows: int
+    n_sessions: int
 
 
 def generate(session: Session, max_tokens: int | None = None) -> Iterator[Step]:
@@ -56,50 +84,58 @@ def step(sessions: Sequence[Session]) -> list[Step]:
     if n_rows == 0 or any(session.finish for session in sessions):
         raise ValueError(f"a pass takes 1 to {sessions[0].limits.max_rows} sessions that have not finished")
     try:
+        proposals = [_propose(session, n_rows - 1) for session in sessions]
         began = perf_counter()
-        drafts = [_propose(session, n_rows - 1) for session in sessions]
-        drafted = perf_counter()
-        out = _verify(sessions, drafts)
-        verified = perf_counter()
-        steps, first_row = [], 0
-        for i, (session, draft) in enumerate(zip(sessions, drafts, strict=True)):
-            session.stats.draft_seconds += (drafted - began) / len(sessions)
-            session.stats.verify_seconds += (verified - drafted) / len(sessions)
-            steps.append(_accept(session, draft, out, i, first_row, verified - began))
-            first_row += 1 + len(draft.tokens)
-        return steps
+        blocks = _verify(sessions, proposals)
+        seconds = perf_counter() - began
+        total = sum(len(block.rows) for block in blocks)
+        verify = _Verify(seconds, total, len(sessions))
+        return [_accept(session, block, verify) for session, block in zip(sessions, blocks, strict=True)]
     except BaseException:
         for session in sessions:
             session.settle()
         raise
 
 
-def _propose(session: Session, max_len: int) -> Draft:
-    """A draft no longer than the policy, the budget, the context and the forward allow, of ids that the target knows."""
+def _propose(session: Session, max_len: int) -> _Proposal:
+    """A draft no longer than the policy, the budget, the context and the forward allow, of ids that the target knows and that its
+    masks do not rule out."""
     n_tokens = len(session.tokens)
     k = min(session.depth.depth(), session.limit - n_tokens - 1, max_len)  # the last token of a pass is never a drafted one
     if k <= 0:
-        return Draft()
+        return _Proposal(Draft(), 0, 0.0)
+    began = perf_counter()
     draft = session.drafter.propose(k, session.tokens[-1], session.sampler)
     session.sampler.truncate(n_tokens)  # drafters push what they guess, to see the settings that would hold after it
     tokens = list(draft.tokens[:k])
     unknown = next((i for i, token in enumerate(tokens) if not 0 <= token < session.model.vocab_size), k)
-    return Draft(tokens[:unknown], draft.confidence and draft.confidence[:unknown])
+    n = session.sampler.possible(tokens[:unknown])
+    useful = Draft(tokens[:n], draft.confidence and draft.confidence[:n], draft.source)
+    return _Proposal(useful, k, perf_counter() - began)
 
 
-def _verify(sessions: Sequence[Session], drafts: Sequence[Draft]) -> Out:
-    """Evaluate every session's last token and draft; logits come back for each of these rows."""
+def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> list[_Block]:
+    """Evaluate every session's last token and draft in one forward call, and hand each session its part of the result."""
     spans = [
-        Span(session.state, [session.tokens[-1], *draft.tokens], n_logits=1 + len(draft.tokens))
-        for session, draft in zip(sessions, drafts, strict=True)
+        Span(session.state, [session.tokens[-1], *proposal.draft.tokens], n_logits=1 + len(proposal.draft.tokens))
+        for session, proposal in zip(sessions, proposals, strict=True)
     ]
-    taps = sorted({layer for session in sessions for layer in session.drafter.needs.taps})
-    return sessions[0].model.forward(spans, taps)
+    layers = sorted({layer for session in sessions for layer in session.drafter.needs.taps})
+    out = sessions[0].model.forward(spans, layers)
+    # every row was asked for its logits, so rows of taps and rows of logits are counted alike
+    return [
+        _Block(
+            proposal,
+            out.of(i),
+            {layer: out.taps[layer][out.offsets[i] : out.offsets[i + 1]] for layer in session.drafter.needs.taps},
+        )
+        for i, (session, proposal) in enumerate(zip(sessions, proposals, strict=True))
+    ]
 
 
-def _accept(session: Session, draft: Draft, out: Out, span: int, first_row: int, seconds: float) -> Step:
-    """Walk one session's rows, cut its timelines to what was chosen and commit it. Its rows of taps begin at `first_row`."""
-    rows = out.of(span)
+def _accept(session: Session, block: _Block, verify: _Verify) -> Step:
+    """Walk one session's rows, cut its timelines to what was chosen and commit it."""
+    draft, rows = block.proposal.draft, block.rows
     base = len(session.tokens) - 1  # the position of rows[0], whose logits choose the token at base + 1
     chosen: list[int] = []
     try:
@@ -116,14 +152,10 @@ def _accept(session: Session, draft: Draft, out: Out, span: int, first_row: int,
     session.drafter.truncate(base)
     session.sampler.truncate(base + 1 + n)
     evaluated = [session.tokens[-1], *chosen[:-1]] if n else []
-    taps = {layer: out.taps[layer][first_row : first_row + n] for layer in session.drafter.needs.taps}
-    session.drafter.observe(evaluated, taps)
+    session.drafter.observe(evaluated, {layer: taps[:n] for layer, taps in block.taps.items()})
 
-    n_accepted = max(n - 1, 0)
-    session.depth.record(len(draft.tokens), n_accepted, seconds)
-    session.stats.passes += 1 if n else 0
-    session.stats.rows += 1 + len(draft.tokens)
-    session.stats.drafted += len(draft.tokens)
-    session.stats.accepted += n_accepted
+    last, asked, draft_seconds = session.tokens[-1], block.proposal.asked, block.proposal.seconds
+    done = Pass(base, last, asked, draft, n, draft_seconds, verify.seconds, verify.rows, verify.n_sessions)
+    session.record(done)
     session.commit(chosen)
-    return Step(chosen, rows[:n], len(draft.tokens), n_accepted)
+    return Step(chosen, rows[:n], done.drafted, done.accepted)

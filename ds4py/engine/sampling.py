@@ -27,6 +27,8 @@ with.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -55,9 +57,11 @@ def check_params(params: SamplingParams) -> SamplingParams:
 class Sampler:
     """The sampler of one session, as drafters and accept rules see it (protocols.SamplerView)."""
 
-    def __init__(self, schedule: SamplingSchedule, noise: Noise) -> None:
+    def __init__(self, schedule: SamplingSchedule, noise: Noise, n_tokens: int | None = None) -> None:
+        """n_tokens: ids from there on are rows of a padded head, which stand for nothing and are never drawn."""
         self.schedule = schedule
         self.noise = noise
+        self.n_tokens = n_tokens
 
     @property
     def pos(self) -> int:
@@ -68,10 +72,32 @@ class Sampler:
 
         The check costs one maximum over the row, and a second one only where penalties or bias changed it.
         """
+        return self.propose(row, 1.0)
+
+    def params(self) -> SamplingParams:
+        return self.schedule.params()
+
+    def propose(self, row: F32, warmth: float) -> int:
+        """The token at `pos` at `warmth` times the temperature. Two rows that differ little give the same token often, because
+        the noise is the same: that is how a drafter aims at the target's draw."""
         adjusted = self.schedule.adjust(row)
         if adjusted is not row and not math.isfinite(row.max()):
             raise _broken(row, self.pos)  # a ban must not hide the NaN of the banned token
-        return draw(adjusted, self.schedule.params(), self.noise, self.pos)
+        params = self.schedule.params()
+        if warmth != 1:
+            params = replace(params, temperature=params.temperature * warmth)
+        return draw(adjusted[: self.n_tokens], params, self.noise, self.pos)
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, one after another, bans and masks leave a chance. The sampler stays where it is."""
+        start = self.pos
+        for token in tokens:
+            if not self.schedule.allows(token):
+                break
+            self.push(token)
+        n = self.pos - start
+        self.truncate(start)
+        return n
 
     def push(self, token: int) -> None:
         self.schedule.push(token)

@@ -55,6 +55,7 @@ class FixedSchedule:
         _check_bias(bias, vocab_size)
         self._added = {i: b for i, b in bias.items() if BAN < b < FORCE and b != 0}
         self._banned = np.array([i for i, b in bias.items() if b <= BAN], np.int64)
+        self._ruled_out = frozenset(self._banned.tolist())
         self._forced = np.array([i for i, b in bias.items() if b >= FORCE], np.int64)
         self._plain = not (penalties.active or self._added or len(self._banned) or len(self._forced))
         self._tokens: list[int] = []
@@ -103,6 +104,9 @@ class FixedSchedule:
             out[self._forced] = kept
         out[self._banned] = -np.inf
         return out
+
+    def allows(self, token: int) -> bool:
+        return token not in self._ruled_out and (not len(self._forced) or token in self._forced)
 
     def _penalize(self, out: F32) -> None:
         ids = np.fromiter(self._counts, np.int64, len(self._counts))

@@ -35,6 +35,7 @@ from ds4py.protocols import (
     DepthPolicy,
     Drafter,
     Model,
+    Pass,
     SamplingParams,
     SamplingSchedule,
     Span,
@@ -54,11 +55,14 @@ class Limits:
     n_ctx: int  # most tokens, the last of which is never evaluated
     max_rows: int  # of one forward call
     prefill_tile: int  # 0: prompts take the row path
+    n_tokens: int | None = None  # ids from there on pad the vocabulary and are never drawn
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session samples and drafts. `schedule` replaces params, penalties and bias for settings that change on the way."""
+    """How a session samples and drafts. `schedule` replaces params, penalties and bias for settings that change on the way.
+
+    A drafter, a depth policy and a schedule belong to one session: they hold its history."""
 
     params: SamplingParams = SamplingParams()
     penalties: Penalties = Penalties()
@@ -69,8 +73,9 @@ class SessionOptions:
     epoch: int = 0
     stop_ids: frozenset[int] = frozenset()
     drafter: Drafter | None = None
-    depth: DepthPolicy | None = None
+    depth: DepthPolicy | None = None  # None: 4 with a drafter, 0 without
     rule: AcceptRule = TargetDraw()
+    trace: Callable[[Pass], None] | None = None  # see statistics.Trace
     checkpoint_bytes: int = 256 << 20
 
 
@@ -92,11 +97,12 @@ class Session:
         self.state = model.new_state(limits.n_ctx, slack=limits.max_rows)
         self.tokens: list[int] = []
         schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, model.vocab_size)
-        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch))
+        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), limits.n_tokens)
         self.stop_ids = options.stop_ids
         self.drafter: Drafter = options.drafter or NoDrafter()
         self.depth: DepthPolicy = options.depth or FixedDepth(4 if options.drafter else 0)
         self.rule = options.rule
+        self.trace = options.trace
         self.stats = SpecStats()
         self.finish: str | None = None  # why generation ended: "stop", "length", "context", "error"
         self.error: NumericError | None = None
@@ -112,6 +118,7 @@ class Session:
         Raises ContextError for more tokens than the context, UsageError for none or an id outside the vocabulary; nothing has
         changed then. If evaluation is interrupted, the part that was finished stays and the next sync goes on from it."""
         self._check_prompt(ids)
+        self.settle()
         stop, tile = len(ids) - 1, self._tile
         pos = min(_common_len(self.tokens, ids), self.state.pos, stop)
         record = self.state.tiles
@@ -130,6 +137,7 @@ class Session:
         """Keep the first `n_tokens` tokens. What is generated from there repeats what was, as long as nothing else changes."""
         if not 0 <= n_tokens <= len(self.tokens):
             raise ValueError(f"rewind to {n_tokens} of {len(self.tokens)} tokens")
+        self.settle()
         ids, record = self.tokens[:n_tokens], self.state.tiles
         self._return_to(min(max(n_tokens - 1, 0), self.state.pos))
         self._evaluate(ids, record, None)
@@ -146,9 +154,14 @@ class Session:
         Its drafter is told the tokens without taps. Memory for a third copy of the state is needed for a moment."""
         other = Session(self.model, self.limits, replace(options, epoch=self.sampler.noise.epoch + 1))
         other.state.restore(self.state.snapshot())
-        other._append(self.tokens)
-        other.drafter.observe(self.tokens[: self.state.pos], {})
+        other.adopt(self.tokens)
         return other
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """Take `tokens`, the last of which is not evaluated, for what the state of this new session holds."""
+        self._append(tokens)
+        self.drafter.observe(self.tokens[: self.state.pos], {})
+        self._checkpoints.take(self.state)
 
     # --- generation ----------------------------------------------------------------------------------------------------
 
@@ -161,10 +174,18 @@ class Session:
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"the token budget must be 0 or more, not {max_tokens}")
         self._last()
+        self.settle()
         self._budget_end = self.limits.n_ctx + 1 if max_tokens is None else len(self.tokens) + max_tokens
         self.limit = min(self._budget_end, self.limits.n_ctx)
         self.error = None
         self.finish = self._ended(stopped=False)
+
+    def record(self, done: Pass) -> None:
+        """Count what a pass did, and let the depth policy and a trace see it."""
+        self.depth.record(done)
+        self.stats.count(done)
+        if self.trace is not None:
+            self.trace(done)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what a step chose; everything else stands there already."""
@@ -225,6 +246,7 @@ class Session:
 
     def _return_to(self, pos: int) -> int:
         """Bring every timeline to `pos`, or to the nearest place below it that can be reached; returns where that is."""
+        self._cut(pos + 1)
         self._checkpoints.truncate(pos)
         checkpoint = self._checkpoints.newest()
         if self.state.floor <= pos:
@@ -244,9 +266,9 @@ class Session:
             self.sampler.truncate(len(self.tokens))
 
     def _append(self, ids: Sequence[int]) -> None:
-        self.tokens.extend(ids)
         for token in ids:
             self.sampler.push(token)
+        self.tokens.extend(ids)  # last, so that an interrupted push is one that settle can forget
 
     def _evaluate(self, ids: Sequence[int], tiled: prefill.Ranges, progress: Progress | None) -> None:
         """Evaluate the tokens of `ids` from state.pos to the last but one, and make `ids` the token list as far as that got."""

@@ -1,0 +1,195 @@
+"""draft-simple: a second, smaller model of the same vocabulary guesses what the target will say.
+
+The drafter keeps the tokens that the target has evaluated, and beside them the tokens that its own model has (`_fed`). Nothing
+else has to be kept in step: before it proposes, it keeps the longest common prefix of the two lists, truncates its state to that
+and evaluates what is missing. So an accepted proposal is never evaluated twice, a rejected one is gone, and a rewind, an edited
+prompt, passes without drafts and a restored session are the same case. Evaluating waits until something is to be proposed: a
+depth policy that has given up costs no draft forward, and the target's rows of logits are not overwritten while they are read.
+
+It proposes with the target's own sampler: the penalties, bias and masks that hold at each coming position, and the target's
+noise at a warmth that counts choose (warmth.py). Rejected: proposing greedily as llama.cpp does, which at temperature 1 finds
+the target's token half as often on flat distributions.
+
+Where the draft model's context ends, drafting ends, and one sentence says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ds4py.drafters.warmth import LEVELS, Warmth
+from ds4py.errors import FormatError, NumericError
+from ds4py.models import LoadedModel
+from ds4py.protocols import F32, Draft, Needs, SamplerView, Span
+
+NAME = "draft-simple"
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """An opened draft model, shared by the sessions of a target."""
+
+    model: LoadedModel
+    n_ctx: int  # of the drafter's own state
+    target_vocab_size: int  # width of the rows that samplers of the target expect
+    identity: str = ""  # of the file and the kernels: caches of others are not loaded
+
+    @property
+    def max_rows(self) -> int:
+        return self.model.kernels.max_rows
+
+
+class DraftSimple:
+    """protocols.Drafter for one session."""
+
+    def __init__(
+        self,
+        draft: DraftModel,
+        n_max: int,
+        n_min: int = 0,
+        p_min: float = 0.0,
+        greedy: bool = False,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """`greedy`: propose likeliest tokens whatever the temperature. `notice` is told once when the draft context is full."""
+        self.needs = Needs()
+        self.identity = draft.identity
+        self._draft, self._n_max, self._n_min, self._p_min = draft, n_max, n_min, p_min
+        self._notice = notice
+        self._warmth = None if greedy else Warmth()
+        self._state = draft.model.new_state(draft.n_ctx, slack=draft.max_rows)
+        self._tokens: list[int] = []  # evaluated by the target
+        self._fed: list[int] = []  # evaluated by the draft model: the first state.pos of them count
+        self._agreed = 0  # a length up to which both lists are known to agree
+
+    @property
+    def pos(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def floor(self) -> int:
+        return 0  # the tokens are kept, so any position can be reached, at the price of feeding them again
+
+    def truncate(self, pos: int) -> None:
+        if not 0 <= pos <= len(self._tokens):
+            raise ValueError(f"truncate({pos}) of a drafter at {len(self._tokens)}")
+        del self._tokens[pos:]
+        self._agreed = min(self._agreed, pos)
+        if self._warmth:
+            self._warmth.forget(pos + 1)
+
+    def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
+        self._tokens += tokens
+
+    def propose(self, k: int, last: int, view: SamplerView) -> Draft:
+        if self._warmth and (pos := self._warmth.waiting) is not None and pos <= len(self._tokens):
+            self._warmth.learn(self._tokens[pos] if pos < len(self._tokens) else last)
+        k = min(k, self._n_max, self._room())
+        if k < max(1, self._n_min):
+            return Draft()
+        row = self._catch_up(last)
+        tokens: list[int] = []
+        sure: list[float] = []
+        while True:
+            if self._p_min > 0:
+                sure.append(_top_probability(row))
+                if sure[-1] < self._p_min:
+                    break
+            try:
+                tokens.append(self._choose(row, view, first=not tokens))
+            except NumericError:
+                break  # a broken draft model drafts short; the target is not to blame
+            view.push(tokens[-1])
+            if len(tokens) == k:
+                break
+            row = self._feed([tokens[-1]])
+        if len(tokens) < self._n_min:
+            return Draft()
+        return Draft(tokens, sure[: len(tokens)] if self._p_min > 0 else None, NAME)
+
+    def payload(self) -> dict[str, npt.NDArray[Any]]:
+        """What `load` needs to go on without feeding anything again."""
+        self._settle()
+        state = {f"state.{name}": array for name, array in self._state.payload().items()}
+        return {"fed": np.array(self._fed, np.int64), **state}
+
+    def load(self, payload: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `payload` gave. FormatError, and nothing changed, if it is not of this draft model."""
+        fed = payload.get("fed")
+        if fed is None or fed.dtype != np.int64 or fed.ndim != 1:
+            raise FormatError("The saved session has no sound list of the draft model's tokens; it is damaged.")
+        state = {name.removeprefix("state."): array for name, array in payload.items() if name.startswith("state.")}
+        if "pos" not in state or state["pos"].shape != () or int(state["pos"]) != len(fed):
+            raise FormatError("The saved session's draft state and its tokens differ in length; it is damaged.")
+        self._state.load(state)
+        self._fed, self._agreed = fed.tolist(), 0
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Tokens that can be proposed: `last` and all of them but the final one are evaluated."""
+        room = self._draft.n_ctx - len(self._tokens)
+        if room <= 0 and self._notice:
+            self._notice(f"the draft model's context of {self._draft.n_ctx} tokens is full: drafting stops")
+            self._notice = None
+        return room
+
+    def _settle(self) -> None:
+        """Make `_fed` what the state holds, whatever was interrupted."""
+        n = min(self._state.pos, len(self._fed))
+        del self._fed[n:]
+        if self._state.pos > n:
+            self._state.truncate(n)
+
+    def _catch_up(self, last: int) -> F32:
+        """Evaluate what is missing of the tokens, and `last`: the row of logits after it."""
+        self._settle()
+        n = min(self._agreed, len(self._fed))
+        while n < min(len(self._fed), len(self._tokens)) and self._fed[n] == self._tokens[n]:
+            n += 1
+        self._agreed = n
+        if n < self._state.floor:
+            self._state.clear()
+            n = 0
+        else:
+            self._state.truncate(n)
+        del self._fed[n:]
+        missing = [*self._tokens[n:], last]
+        for at in range(0, len(missing) - 1, self._draft.max_rows):
+            self._feed(missing[at : min(at + self._draft.max_rows, len(missing) - 1)], n_logits=0)
+        return self._feed([last])
+
+    def _feed(self, tokens: Sequence[int], n_logits: int = 1) -> F32:
+        """Evaluate `tokens`; the last row of logits, as wide as the target's, if asked. Valid until the next forward."""
+        limit = self._draft.model.vocab_size - 1
+        known = [min(token, limit) for token in tokens]  # an id of the target's padding: any id will do
+        out = self._draft.model.forward([Span(self._state, known, n_logits)])
+        self._fed += tokens
+        return self._fit(out.logits[0]) if n_logits else out.logits
+
+    def _fit(self, row: F32) -> F32:
+        n, width = len(row), self._draft.target_vocab_size
+        if n >= width:
+            return row[:width]
+        wide = np.full(width, -np.inf, np.float32)
+        wide[:n] = row
+        return wide
+
+    def _choose(self, row: F32, view: SamplerView, first: bool) -> int:
+        if self._warmth is None or view.params().temperature == 0:
+            return view.propose(row, 0.0)
+        if not first:
+            return view.propose(row, self._warmth.level)
+        guesses = [view.propose(row, level) for level in LEVELS]
+        self._warmth.guessed(view.pos, guesses)
+        return guesses[LEVELS.index(self._warmth.level)]
+
+
+def _top_probability(row: F32) -> float:
+    """The largest of softmax(row) at temperature 1."""
+    return float(1 / np.exp(row - row.max()).sum(dtype=np.float64))

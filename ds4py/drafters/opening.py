@@ -1,0 +1,194 @@
+"""From what the user asked for to a drafter for each session, and the line that says which one runs or why none does.
+
+Two steps, because they happen at different times. `open_drafters` is called once, beside the target model: it reads files, loads
+a draft model, builds what sessions share, and refuses what cannot work. `Drafters.new` is called for every session and costs
+next to nothing. Speculation is never enabled silently: without a type and without a draft model there is no drafter, and `line`
+says so; a draft model without a type is recognised from its file, and `line` says what it was taken for.
+
+A type is one entry of `_OPENERS` and one file of this folder, imported when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from ds4py.drafters.config import PRECEDENCE, SpecConfig
+from ds4py.errors import UnsupportedError
+from ds4py.gguf import GgufFile, open_gguf
+from ds4py.gguf.identity import identity
+from ds4py.protocols import Drafter, Kernels
+
+Notice = Callable[[str], None]
+Maker = Callable[[bool, str], Drafter]  # (opportunistic, key of its user) -> a new drafter for one session
+
+_MAX_POOLS: Final = 16  # that ngram-mod keeps for as many users, of 16 MiB each
+
+
+@dataclass(frozen=True)
+class Target:
+    """What drafters must know of the model they draft for."""
+
+    gguf: GgufFile
+    vocab_size: int
+    n_ctx: int
+    kernels: Kernels
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One type, opened: how sessions get theirs, the longest draft it makes, and what the start-up line says of it."""
+
+    make: Maker
+    n_max: int
+    says: str
+    n_min: int = 0
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """What `open_drafters` opened, for any number of sessions."""
+
+    config: SpecConfig
+    types: tuple[str, ...]  # that run, in the order in which they are asked; empty: none
+    line: str  # for the user, without a prefix
+    n_max: int  # tokens of the longest draft
+    n_min: int  # a depth below this gets no draft from any of them
+    makers: Sequence[Maker] = ()
+
+    def new(self, opportunistic: bool, user: str = "") -> Drafter | None:
+        """A drafter for one session, None if no type runs. `opportunistic`: drafts will decide the text, so they are greedy and
+        nothing is shared with other sessions; else sessions of one `user` share what ngram-mod has seen."""
+        made = [make(opportunistic, user) for make in self.makers]
+        if len(made) < 2:
+            return made[0] if made else None
+        from ds4py.drafters.chain import Chain
+
+        return Chain(made)
+
+
+def recognise(g: GgufFile) -> str:
+    """The speculative type a draft file was made for. By llama.cpp's marks; a model without any of them drafts by itself."""
+    if g.architecture == "dflash":
+        return "draft-dspark" if "markov_w1.weight" in g.tensors else "draft-dflash"
+    if g.architecture == "eagle3":
+        return "draft-eagle3"
+    last = g.get("block_count", 0)
+    if g.architecture in ("gemma4-assistant", "gemma4_assistant") or f"blk.{last - 1}.nextn.eh_proj.weight" in g.tensors:
+        return "draft-mtp"
+    return "draft-simple"
+
+
+def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = None) -> Drafters:
+    """Open what `config` asks for. `notice` is told, once per session, what ends drafting early.
+
+    Raises UnsupportedError for a type that this build lacks or a draft model that cannot draft for the target, and what opening
+    files raises."""
+    g = _draft_file(config)
+    types, taken = config.types, ""
+    if g is not None and not types:
+        types = (recognise(g),)
+        taken = f" ({g.path.name} was taken for one; choose with --spec-type)"
+    missing = [name for name in types if name not in _OPENERS]
+    if missing:
+        raise UnsupportedError(f"speculative type {missing[0]} is not supported yet; there are {', '.join(_OPENERS)}")
+    if not types:
+        return Drafters(config, (), "speculation: off, because no --spec-type was given", 0, 0)
+    opened = [_OPENERS[name](config, target, g, notice) for name in types]
+    says = ", then ".join(one.says for one in opened)
+    unused = f"; {g.path.name} is not used by any of them" if g is not None and "draft-simple" not in types else ""
+    n_max = min(max(one.n_max for one in opened), target.kernels.max_rows - 1)
+    line = f"speculation: {says}{taken}, up to {n_max} tokens ahead{unused}"
+    return Drafters(config, types, line, n_max, min(one.n_min for one in opened), [one.make for one in opened])
+
+
+def _draft_file(config: SpecConfig) -> GgufFile | None:
+    return open_gguf(config.draft_model) if isinstance(config.draft_model, Path) else config.draft_model
+
+
+def _open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.draft_simple import DraftModel, DraftSimple
+    from ds4py.drafters.vocabulary import check_vocabulary
+    from ds4py.kernels import open_kernels
+    from ds4py.models import load_model
+
+    assert g is not None, "SpecConfig refuses draft-simple without a file"
+    check_vocabulary(target.gguf, g)
+    kernels = target.kernels
+    if config.draft_threads is not None and config.draft_threads != kernels.n_threads:
+        kernels = open_kernels("auto", threads=config.draft_threads, max_rows=kernels.max_rows)
+    model = load_model(g, kernels)
+    n_ctx = min(target.n_ctx, model.n_ctx_train)
+    draft = DraftModel(model, n_ctx, target.vocab_size, f"{identity(g)} {kernels.name}")
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        return DraftSimple(draft, config.n_max, config.n_min, config.p_min, opportunistic, notice)
+
+    return Opened(make, config.n_max, f"draft-simple with {g.path.name}", config.n_min)
+
+
+def _open_ngram_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.ngram_simple import NgramSimple
+
+    sizes = config.ngram_simple
+    return Opened(lambda opportunistic, user: NgramSimple(sizes), sizes.value, f"ngram-simple {sizes.key}/{sizes.value}")
+
+
+def _open_ngram_map_k(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.ngram_map_k import NgramMapK
+
+    sizes = config.ngram_map_k
+    return Opened(lambda opportunistic, user: NgramMapK(sizes), sizes.value, f"ngram-map-k {sizes.key}/{sizes.value}")
+
+
+def _open_ngram_map_k4v(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.ngram_map_k4v import NgramMapK4V
+
+    sizes = config.ngram_map_k4v
+    return Opened(lambda opportunistic, user: NgramMapK4V(sizes), sizes.value, f"ngram-map-k4v {sizes.key}/{sizes.value}")
+
+
+def _open_ngram_mod(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.ngram_mod import NgramMod, NgramModPool
+
+    sizes = config.ngram_mod
+    pools: dict[str, NgramModPool] = {}
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        if opportunistic:
+            return NgramMod(sizes)
+        pool = pools.pop(user) if user in pools else NgramModPool()
+        pools[user] = pool  # the most recent user comes last
+        while len(pools) > _MAX_POOLS:
+            del pools[next(iter(pools))]
+        return NgramMod(sizes, pool)
+
+    says = f"ngram-mod {sizes.n_match}/{sizes.n_min}-{sizes.n_max}"
+    advice = NgramMod(sizes, NgramModPool(1)).advice
+    return Opened(make, sizes.n_max, f"{says} ({advice})" if advice else says)
+
+
+def _open_ngram_cache(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.ngram_cache import LONGEST_DRAFT, NgramCache, open_lookup_caches
+
+    caches = open_lookup_caches(config.lookup_static, config.lookup_dynamic, target.vocab_size)
+    files = [path.name for path in (config.lookup_static, config.lookup_dynamic) if path is not None]
+    says = f"ngram-cache with {' and '.join(files)}" if files else "ngram-cache"
+    return Opened(lambda opportunistic, user: NgramCache(caches), LONGEST_DRAFT, says)
+
+
+_Opener = Callable[[SpecConfig, Target, GgufFile | None, Notice | None], Opened]
+_OPENERS: Final = MappingProxyType[str, _Opener](
+    {
+        "ngram-simple": _open_ngram_simple,
+        "ngram-map-k": _open_ngram_map_k,
+        "ngram-map-k4v": _open_ngram_map_k4v,
+        "ngram-mod": _open_ngram_mod,
+        "ngram-cache": _open_ngram_cache,
+        "draft-simple": _open_draft_simple,
+    }
+)
+assert all(name in PRECEDENCE for name in _OPENERS)

@@ -1,0 +1,239 @@
+"""The depth that gains most time, from measured costs and counted acceptance; and giving up where drafting loses.
+
+Of a draft of k tokens three things matter, and all of them are measured on the spot, for this model, machine, drafter and text:
+
+* what the passes cost: `Curve`s of the seconds of a verify by rows and of a proposal by tokens, medians of the last few passes
+  of each count, made monotone and interpolated for counts that were not seen;
+* how often token i is right if those before it were, and how often a drafter that is asked has a token i at all: counts that
+  forget over about sixteen passes, by position in fine and then coarse steps;
+* what plain decoding would have done in the time: the curve at one row.
+
+From these follow, for every depth, the expected tokens and seconds of a pass. The depth with the most tokens per second is
+asked for; another one, and giving up, takes its place only if it promises 2 % more; 5 %
+once drafting was given up.
+
+What giving up costs is bounded by an account. Every pass pays in 1 % of its seconds; every pass that was asked for a draft pays
+in what it gained against plain decoding, or takes out what it lost; the balance stays between a few probes of debt and some tens
+of credit. Once drafting has been given up, a probe (a draft of the least depth) is made only when the balance covers its
+expected cost, and after a miss not before 2, then 4, 8, ... 32 passes. So drafting for a text that is never foreseen loses the
+first four drafts, which measure, and at most 1 % of the time after them; and where drafting has gained much, some of that may be
+spent on watching for the next such passage.
+
+The first time a count is met includes compiling or recording for it, and a proposal may include catching up with what was not
+drafted; so a measurement counts only from the second one on.
+
+Since the clock decides, the number of passes differs from run to run, and the text does not (accept.py). Rejected: a fixed table
+of costs, a threshold of acceptance (where drafting breaks even depends on the slope of the verify's cost, which differs by a
+factor of ten between machines), and trying depths at random, which pays for what the model can predict.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from ds4py.engine.noise import F64
+from ds4py.protocols import I64, Pass
+
+_KEEP: Final = 15 / 16  # of older counts when a pass adds to them
+_KEEP_NEWS: Final = 0.5  # the same when a probe is right: the text has changed, older counts tell of another one
+_PRIOR: Final = 0.6  # how often a drafted token is right, before anything is known
+_WEIGHT: Final = 2.0  # passes that the prior, or the position before, stands for
+_LEAD: Final = 1.02  # another depth must promise so much more than this one; plain decoding too, before drafting is given up
+_RETURN: Final = 1.05  # drafting must promise so much more than plain decoding, once it was given up
+_SHARE: Final = 0.01  # of the time that probes may lose
+_DEBT, _CREDIT = -4.0, 30.0  # least and most probes that the account may hold
+_LONGEST_WAIT: Final = 32  # passes between a miss and the next probe
+_LONG_PAUSE: Final = 8  # passes; after such a one, a probe that is right is news
+_FADE: Final = 63 / 64  # of counts that a pass could not add to: they grow old, and what they forbade is tried again
+_REFRESH: Final = 8  # passes without a draft between two looks at everything: looking costs a tenth of a millisecond
+_FIRST_DEPTH: Final = 3  # asked for before anything is measured
+_FREE_DRAFTS: Final = 4  # that are made whatever they promise
+_PLAIN_PASSES: Final = 2  # before that
+_ROW_GUESS: Final = 0.1  # of the cost of one row that a further one costs, before that is measured
+
+
+class Curve:
+    """Seconds by count: rows of a verify, or tokens of a proposal."""
+
+    def __init__(self, slope_guess: float) -> None:
+        """slope_guess: of the value at the only count known, what each further count adds."""
+        self._slope_guess = slope_guess
+        self._samples: dict[int, deque[float]] = {}
+        self._seen: set[int] = set()
+        self._fit: tuple[F64, F64] | None = None
+
+    def add(self, count: int, seconds: float) -> None:
+        """A measurement; the first one of each count is left out."""
+        if count in self._seen:
+            self._samples.setdefault(count, deque(maxlen=9)).append(seconds)
+            self._fit = None
+        self._seen.add(count)
+
+    @property
+    def known(self) -> bool:
+        return bool(self._samples)
+
+    def at(self, counts: I64) -> F64:
+        """Seconds of each of `counts`, rising with them; 0 if nothing is known."""
+        if not self._samples:
+            return np.zeros(len(counts))
+        if self._fit is None:
+            self._fit = self._monotone()
+        x, y = self._fit
+        slope = (y[-1] - y[0]) / (x[-1] - x[0]) if len(x) > 1 else self._slope_guess * y[0]
+        found: F64 = np.interp(counts, x, y) + np.maximum(counts - x[-1], 0) * slope
+        return found
+
+    def _monotone(self) -> tuple[F64, F64]:
+        """Medians by count, neighbours that fall instead of rise put together at their weighted mean."""
+        groups: list[tuple[float, float, list[int]]] = []  # mean, weight, counts
+        for count in sorted(self._samples):
+            value, weight, counts = median(self._samples[count]), float(len(self._samples[count])), [count]
+            while groups and groups[-1][0] > value:
+                before, its_weight, its_counts = groups.pop()
+                value = (value * weight + before * its_weight) / (weight + its_weight)
+                weight, counts = weight + its_weight, its_counts + counts
+            groups.append((value, weight, counts))
+        x = [count for _, _, counts in groups for count in counts]
+        y = [value for value, _, counts in groups for _ in counts]
+        return np.array(x, np.float64), np.array(y, np.float64)
+
+
+class Chances:
+    """How often step i succeeds if all before it did; positions share a count, the wider the further they lie."""
+
+    def __init__(self, n: int, prior: float) -> None:
+        self._bucket = np.array([i if i < 4 else 2 + int(2 * np.log2(i / 2)) for i in range(n)], np.int64)
+        self._won = [0.0] * (int(self._bucket[-1]) + 1)
+        self._tried = [0.0] * len(self._won)
+        self._won[0], self._tried[0] = prior * _WEIGHT, _WEIGHT
+
+    def count(self, n_won: int, n_tried: int, keep: float) -> None:
+        """Steps 0 .. n_won - 1 succeeded; if n_tried is larger, step n_won failed."""
+        n = min(n_won + (n_won < n_tried), len(self._bucket))
+        if n == 0:
+            return
+        n_reached = int(self._bucket[n - 1]) + 1
+        for bucket in range(len(self._won)):
+            factor = keep if bucket < n_reached else _FADE
+            self._won[bucket] *= factor
+            self._tried[bucket] *= factor
+        for i, bucket in enumerate(self._bucket[:n].tolist()):
+            self._won[bucket] += i < n_won
+            self._tried[bucket] += 1
+
+    def each(self) -> F64:
+        """The chance of every step, [n]; without counts of its own a step is what the one before it is."""
+        chance = self._won[0] / self._tried[0]
+        chances = [chance]
+        for won, tried in zip(self._won[1:], self._tried[1:], strict=True):
+            chance = (won + _WEIGHT * chance) / (tried + _WEIGHT)
+            chances.append(chance)
+        found: F64 = np.array(chances)[self._bucket]
+        return found
+
+
+class CostAware:
+    """protocols.DepthPolicy for one session. See the head of this file."""
+
+    def __init__(self, n_max: int, n_min: int = 0) -> None:
+        """Depths are 0 or n_min .. n_max."""
+        self._n_max, self._n_min = n_max, max(1, n_min)
+        self._verify, self._draft = Curve(_ROW_GUESS), Curve(0.0)
+        self._right, self._offered = Chances(max(n_max, 1), _PRIOR), Chances(max(n_max, 1), 1.0)
+        self._n_passes = 0
+        self._depth = 0
+        self._on = True  # drafting gains, as far as is known
+        self._balance = 0.0  # seconds that probes may lose
+        self._n_drafts = 0  # verified
+        self._pause, self._wait = 1, 0  # passes to wait after the next miss; still to wait now
+        self._others = (0, 0)  # rows and sessions that shared the last forward
+        self._plain = self._probe = 0.0  # seconds of a plain pass, and that a probe loses
+
+    def depth(self) -> int:
+        return self._depth
+
+    @property
+    def drafting(self) -> bool:
+        """Whether it drafts because that gains; else it only probes."""
+        return self._on
+
+    def record(self, done: Pass) -> None:
+        self._n_passes += 1
+        if self._n_max < self._n_min:
+            return
+        self._verify.add(done.rows, done.verify_seconds)
+        if done.asked:
+            self._draft.add(done.drafted, done.draft_seconds)
+            news = done.accepted > 0 and not self._on and self._pause >= _LONG_PAUSE
+            self._offered.count(done.drafted, done.asked, _KEEP)
+            self._right.count(done.accepted, done.drafted, _KEEP_NEWS if news else _KEEP)
+        fresh = bool(done.drafted) or self._n_passes % _REFRESH == 0 or self._n_passes <= _REFRESH
+        if fresh:
+            self._others = (done.rows - 1 - done.drafted, done.n_sessions - 1)
+            self._price()
+        self._settle(done)
+        self._depth = self._choose() if fresh else self._hold()
+
+    def _price(self) -> None:
+        """What plain decoding costs now, and what a probe would lose against it."""
+        rows, _ = self._others
+        plain, probe = self._verify.at(np.array([rows + 1, rows + 1 + self._n_min])).tolist()
+        self._plain, self._probe = plain, probe - plain + float(self._draft.at(np.array([self._n_min]))[0])
+
+    def _settle(self, done: Pass) -> None:
+        """Pay into the account, and take out what a pass with a draft lost."""
+        seconds = done.draft_seconds + done.verify_seconds
+        self._balance += _SHARE * seconds
+        self._n_drafts += done.drafted > 0
+        if done.asked and self._n_drafts > _FREE_DRAFTS:
+            company = done.n_sessions - 1
+            self._balance -= seconds - self._plain * (company + done.committed) / (company + 1)
+        self._balance = max(min(self._balance, _CREDIT * self._probe), _DEBT * self._probe)
+        self._wait = max(self._wait - 1, 0)
+        if done.accepted:
+            self._pause = 1
+        elif done.drafted and not self._on:
+            self._pause = min(2 * self._pause, _LONGEST_WAIT)
+            self._wait = self._pause
+
+    def _hold(self) -> int:
+        """The depth by what was decided last: it stays, or a probe if one is due."""
+        if self._on:
+            return self._depth
+        return self._n_min if not self._wait and self._balance >= self._probe else 0
+
+    def _choose(self) -> int:
+        if self._n_passes < _PLAIN_PASSES or not self._verify.known:
+            return 0
+        if not self._draft.known:
+            return min(max(_FIRST_DEPTH, self._n_min), self._n_max)
+        rates = self.rates()
+        best = self._n_min + int(rates[self._n_min :].argmax())
+        if rates[best] <= rates[0] * (1 / _LEAD if self._on else _RETURN):
+            if self._n_drafts < _FREE_DRAFTS:
+                return self._n_min
+            self._on = False
+            return self._hold()
+        steady = self._on and self._n_min <= self._depth and rates[best] <= rates[self._depth] * _LEAD
+        self._on = True
+        return self._depth if steady else best
+
+    def rates(self) -> F64:
+        """Expected tokens per second of passes of each depth 0 .. n_max, as far as is known."""
+        n = self._n_max
+        rows, company = self._others
+        lengths = np.arange(n + 1)
+        seconds = self._verify.at(rows + 1 + lengths) + self._draft.at(lengths)  # of a pass by the length of its draft
+        reached = np.concatenate([[1.0], np.cumprod(self._offered.each())])  # that a draft is at least so long
+        right = np.cumprod(self._right.each())
+        tokens = 1 + company + np.concatenate([[0.0], np.cumsum(reached[1:] * right)])
+        ended = np.concatenate([[0.0], np.cumsum((reached[:-1] - reached[1:]) * seconds[:-1])])  # drafts that end before k
+        seconds_of = ended + reached * seconds
+        seconds_of[0] = self._verify.at(np.array([rows + 1]))[0]  # plain: nobody is asked
+        rates: F64 = tokens / np.maximum(seconds_of, 1e-9)
+        return rates

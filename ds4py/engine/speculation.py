@@ -1,0 +1,61 @@
+"""How a session speculates: from what was opened and asked for to a session's drafter, depth policy and accept rule.
+
+The three belong together, because what one may do depends on another. Where a draft can decide the text (opportunistic, above
+temperature 0), proposals must be greedy, pools private and depths counted, so that the text is a function of the request. Where
+it cannot, everything that saves time is allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ds4py.drafters import Drafters, SpecConfig, Target
+from ds4py.engine.accept import Opportunistic, TargetDraw
+from ds4py.engine.cost import CostAware
+from ds4py.engine.depth import Adaptive, FixedDepth, SkipStreak
+from ds4py.engine.engine import Engine
+from ds4py.engine.session import SessionOptions
+from ds4py.gguf import GgufFile
+from ds4py.protocols import DepthPolicy
+
+
+def target_of(engine: Engine, g: GgufFile) -> Target:
+    """What drafters must know of `engine`, which was opened from `g`."""
+    return Target(g, engine.model.vocab_size, engine.n_ctx, engine.kernels)
+
+
+def speculating(options: SessionOptions, drafters: Drafters) -> SessionOptions:
+    """`options` with a drafter, a depth policy and an accept rule of their own; unchanged if no type runs.
+
+    To be called for every session: what it makes holds one session's history."""
+    opportunistic = is_opportunistic(options, drafters.config)
+    drafter = drafters.new(opportunistic)
+    if drafter is None:
+        return options
+    depth = _depth(drafters, opportunistic)
+    return replace(options, drafter=drafter, depth=depth, rule=Opportunistic() if opportunistic else TargetDraw())
+
+
+def is_opportunistic(options: SessionOptions, config: SpecConfig) -> bool:
+    """Whether drafts may decide the text: asked for, and not greedy decoding throughout."""
+    return config.accept == "opportunistic" and (options.schedule is not None or options.params.temperature > 0)
+
+
+def line(drafters: Drafters) -> str:
+    """The start-up line, without a prefix: which drafter runs and how, or why none does."""
+    if not drafters.types:
+        return drafters.line
+    depth = {"cost": "cost-aware depth", "adaptive": "adaptive depth", "fixed": "fixed depth"}[drafters.config.depth]
+    return f"{drafters.line}, {depth}, {drafters.config.accept} above temperature 0"
+
+
+def _depth(drafters: Drafters, opportunistic: bool) -> DepthPolicy:
+    config, n_max = drafters.config, drafters.n_max
+    policy: DepthPolicy
+    if config.depth == "fixed":
+        policy = FixedDepth(n_max)
+    elif config.depth == "adaptive" or opportunistic:
+        policy = Adaptive(n_max, drafters.n_min)
+    else:
+        policy = CostAware(n_max, drafters.n_min)
+    return SkipStreak(policy, config.skip_streak) if config.skip_streak else policy

@@ -1,0 +1,148 @@
+"""What can be asked of speculation, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds4py.drafters import ModSizes, NgramSizes, SpecConfig, open_drafters, parse_types, recognise
+from ds4py.drafters.chain import Chain
+from ds4py.drafters.config import PRECEDENCE
+from ds4py.engine import Engine, FixedDepth, SessionOptions, TargetDraw
+from ds4py.engine.accept import Opportunistic
+from ds4py.engine.cost import CostAware
+from ds4py.engine.depth import Adaptive, SkipStreak
+from ds4py.engine.speculation import line, speculating, target_of
+from ds4py.errors import FormatError, UnsupportedError, UsageError
+from ds4py.gguf import NewTensor, open_gguf, write_gguf
+from ds4py.protocols import SamplingParams
+
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+
+def test_types_are_a_set_in_llama_cpps_order() -> None:
+    assert parse_types("draft-simple, ngram-cache,ngram-simple,ngram-cache") == ("ngram-simple", "ngram-cache", "draft-simple")
+    assert parse_types("none") == parse_types("ngram-mod,none") == ()
+    assert SpecConfig(("ngram-cache", "ngram-simple")).types == ("ngram-simple", "ngram-cache")
+    for wrong in ("ngram", "", "ngram-mod,", "draft"):
+        with pytest.raises(UsageError, match="unknown speculative type"):
+            parse_types(wrong)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"types": ("ngram",)},
+        {"types": ("draft-simple",)},
+        {"n_max": -1},
+        {"n_max": 1025},
+        {"n_min": -1},
+        {"p_min": -0.1},
+        {"p_min": float("nan")},
+        {"conf_min": float("inf")},
+        {"draft_threads": 0},
+        {"ngram_simple": NgramSizes(0)},
+        {"ngram_map_k": NgramSizes(12, 1025)},
+        {"ngram_map_k4v": NgramSizes(min_hits=0)},
+        {"ngram_mod": ModSizes(n_match=0)},
+        {"ngram_mod": ModSizes(n_max=1025)},
+        {"accept": "greedy"},
+        {"depth": "deep"},
+        {"skip_streak": 33},
+    ],
+)
+def test_what_can_never_be_obeyed_is_refused(settings: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        SpecConfig(**settings)
+    assert "\n" not in str(caught.value) and str(caught.value)
+
+
+def test_the_ends_of_ranges_are_kept() -> None:
+    for n in (1, 64, 1024):
+        assert SpecConfig(n_max=n, ngram_simple=NgramSizes(n, n)).ngram_simple == NgramSizes(n, n)
+    assert SpecConfig(n_max=0, p_min=1.01, n_min=0).p_min == 1.01
+
+
+def opened(engine: Engine, **settings: Any) -> Any:
+    assert engine.gguf is not None
+    return open_drafters(SpecConfig(**settings), target_of(engine, engine.gguf))
+
+
+def test_every_type_opens_and_a_list_is_a_chain(tiny_engine: Callable[..., Engine], tiny_file: Callable[..., Path]) -> None:
+    engine = tiny_engine()
+    for name in NGRAMS:
+        drafters = opened(engine, types=(name,))
+        assert name in drafters.line and drafters.types == (name,) and drafters.new(False).pos == 0
+    every = opened(engine, types=(*NGRAMS, "draft-simple"), draft_model=tiny_file(noise=0.04))
+    assert isinstance(every.new(False), Chain) and len(every.new(True).members) == 6
+    assert [every.line.index(name) for name in every.types] == sorted(every.line.index(name) for name in every.types)
+    assert every.n_max == 31, "a draft and one row more fit a forward"
+
+
+def test_types_that_are_not_there_yet_are_refused_by_name(tiny_engine: Callable[..., Engine]) -> None:
+    for name in PRECEDENCE[6:]:
+        with pytest.raises(UnsupportedError, match=name):
+            opened(tiny_engine(), types=(name,))
+
+
+def test_policy_and_rule_follow_the_mode_and_the_temperature(tiny_engine: Callable[..., Engine]) -> None:
+    hot, cold = SessionOptions(SamplingParams(0.8)), SessionOptions(SamplingParams(0))
+    for settings, options, rule, depth in (
+        ({}, cold, TargetDraw, CostAware),
+        ({}, hot, Opportunistic, Adaptive),
+        ({"accept": "exact"}, hot, TargetDraw, CostAware),
+        ({"accept": "exact", "depth": "adaptive"}, hot, TargetDraw, Adaptive),
+        ({"depth": "fixed"}, hot, Opportunistic, FixedDepth),
+        ({"skip_streak": 2}, cold, TargetDraw, SkipStreak),
+    ):
+        drafters = opened(tiny_engine(), types=("ngram-simple",), **settings)
+        made = speculating(options, drafters)
+        assert type(made.rule) is rule and type(made.depth) is depth and made.drafter is not None
+        assert speculating(options, drafters).drafter is not made.drafter
+        assert "ngram-simple" in line(drafters) and "\n" not in line(drafters)
+
+
+def test_pools_are_shared_by_a_user_and_private_where_drafts_decide(tiny_engine: Callable[..., Engine]) -> None:
+    drafters = opened(tiny_engine(), types=("ngram-mod",))
+    a, b, other, private = drafters.new(False, "a"), drafters.new(False, "a"), drafters.new(False, "b"), drafters.new(True, "a")
+    assert a.pool is b.pool and len({id(x.pool) for x in (a, other, private)}) == 3
+    for i in range(20):
+        drafters.new(False, f"user {i}")
+    assert drafters.new(False, "a").pool is not a.pool, "the least recent pools go"
+
+
+def test_damaged_lookup_files_are_refused(tiny_engine: Callable[..., Engine], tmp_path: Path) -> None:
+    (tmp_path / "l").write_bytes(b"\0" * 7)
+    with pytest.raises(FormatError):
+        opened(tiny_engine(), types=("ngram-cache",), lookup_static=tmp_path / "l")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensors", "kind"),
+    [
+        ("dflash", ("markov_w1.weight",), "draft-dspark"),
+        ("dflash", (), "draft-dflash"),
+        ("eagle3", (), "draft-eagle3"),
+        ("qwen35", ("blk.3.nextn.eh_proj.weight",), "draft-mtp"),
+        ("gemma4-assistant", (), "draft-mtp"),
+        ("llama", (), "draft-simple"),
+    ],
+)
+def test_a_draft_file_is_recognised(tmp_path: Path, architecture: str, tensors: tuple[str, ...], kind: str) -> None:
+    import numpy as np
+
+    made = [NewTensor.of(name, np.zeros((1, 32), np.float32)) for name in (*tensors, "x.weight")]
+    write_gguf(tmp_path / "d.gguf", {"general.architecture": architecture, f"{architecture}.block_count": 4}, made)
+    assert recognise(open_gguf(tmp_path / "d.gguf")) == kind
+
+
+def test_a_recognised_type_that_is_not_there_yet_says_so(tiny_engine: Callable[..., Engine], tmp_path: Path) -> None:
+    import numpy as np
+
+    made = [NewTensor.of("x.weight", np.zeros((1, 32), np.float32))]
+    write_gguf(tmp_path / "d.gguf", {"general.architecture": "eagle3", "eagle3.block_count": 1}, made)
+    with pytest.raises(UnsupportedError, match="draft-eagle3"):
+        opened(tiny_engine(), draft_model=tmp_path / "d.gguf")

@@ -1,0 +1,80 @@
+"""The policies that count: what they ask for, when they give up, and that they come back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ds4py.engine import FixedDepth
+from ds4py.engine.depth import Adaptive, SkipStreak
+from ds4py.errors import UsageError
+from ds4py.protocols import DepthPolicy, Draft, Pass
+
+
+def passed(depth: int, accepted: int, drafted: int | None = None) -> Pass:
+    tokens = [0] * (depth if drafted is None else drafted)
+    return Pass(0, 0, depth, Draft(tokens), accepted + 1, 0.0, 0.0, 1 + len(tokens))
+
+
+def play(policy: DepthPolicy, p: float, n: int, seed: int = 0) -> list[int]:
+    """Depths asked for while every drafted token is right with probability p."""
+    rng, depths = np.random.default_rng(seed), []
+    for _ in range(n):
+        depth = policy.depth()
+        depths.append(depth)
+        accepted = next((i for i in range(depth) if rng.random() >= p), depth)
+        policy.record(passed(depth, accepted))
+    return depths
+
+
+def test_fixed_stays() -> None:
+    assert play(FixedDepth(3), 0.0, 5) == [3] * 5
+    with pytest.raises(UsageError):
+        FixedDepth(-1)
+
+
+def test_adaptive_asks_for_more_where_more_is_right() -> None:
+    means = [np.mean(play(Adaptive(16), p, 400)[100:]) for p in (0.4, 0.7, 0.9, 0.97)]
+    assert means == sorted(means) and means[0] < 1.6 and means[-1] > 8
+
+
+def test_adaptive_gives_up_and_probes_ever_more_seldom() -> None:
+    depths = play(Adaptive(8), 0.0, 600)
+    probes = np.flatnonzero(depths)
+    gaps = np.diff(probes[-6:])
+    assert len(probes) < 25 and sum(depths) < 40, "an always wrong drafter costs few rows"
+    assert all(gap == 65 for gap in gaps), "the longest pause is 64 passes"
+
+
+def test_adaptive_comes_back_when_the_text_changes() -> None:
+    policy = Adaptive(8)
+    play(policy, 0.0, 300)
+    assert np.mean(play(policy, 0.95, 200)[-100:]) > 3
+    assert sum(play(policy, 0.0, 100)) < 60
+
+
+@pytest.mark.parametrize(("n_max", "n_min"), [(8, 5), (5, 5), (3, 0)])
+def test_adaptive_keeps_its_bounds(n_max: int, n_min: int) -> None:
+    for p in (0.0, 0.5, 1.0):
+        assert set(play(Adaptive(n_max, n_min), p, 200)) <= {0, *range(max(n_min, 1), n_max + 1)}
+    assert set(play(Adaptive(3, 5), 1.0, 20)) == {0}
+
+
+def test_adaptive_is_a_function_of_counts() -> None:
+    assert play(Adaptive(8), 0.6, 300, seed=4) == play(Adaptive(8), 0.6, 300, seed=4)
+
+
+def test_a_skip_streak_leaves_out_one_draft_after_so_many_misses() -> None:
+    policy = SkipStreak(FixedDepth(4), 2)
+    assert play(policy, 0.0, 9) == [4, 4, 0, 4, 4, 0, 4, 4, 0]
+
+
+def test_an_accepted_token_ends_a_streak_and_an_empty_draft_does_not_count() -> None:
+    policy = SkipStreak(FixedDepth(4), 2)
+    for done in (passed(4, 0), passed(4, 1), passed(4, 0), passed(4, 0, drafted=0)):
+        policy.record(done)
+        assert policy.depth() == 4
+    policy.record(passed(4, 0))
+    assert policy.depth() == 0
+    policy.record(passed(0, 0))
+    assert policy.depth() == 4
