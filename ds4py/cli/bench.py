@@ -62,6 +62,11 @@ def _run(found: Scan) -> int:
         from ds4py.cli.compare import compare
 
         return compare(model, values)
+    if values.has("spec"):
+        from ds4py.cli.opening import open_tokenizer
+        from ds4py.cli.spec_bench import spec_bench
+
+        return spec_bench(model, open_tokenizer(model, open_terminal(sys.stderr)), values)
     return sweep(model, make_plan(values, int(model.get("context_length", CTX_MAX, int))), values)
 
 

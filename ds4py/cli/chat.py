@@ -37,12 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(found: Scan) -> int:
     values = finish(COMMAND, found)
-    mode = next((name for name in (*_PROMPT_MODES, "--inspect", "--perplexity-file") if values.was_given(name)), "")
+    modes = (*_PROMPT_MODES, "--inspect", "--perplexity-file", "--imatrix-dataset")
+    mode = next((name for name in modes if values.was_given(name)), "")
     if mode in _PROMPT_MODES and not (values.has("prompt") or values.has("prompt_file")):
         raise UsageError(f"{mode} needs a prompt: -p TEXT or --prompt-file FILE")
+    whole = values.has("imatrix_dataset") and values.has("imatrix_out")
+    if any(name.startswith("--imatrix") for name in values.given) and not whole:
+        raise UsageError("an importance matrix needs both --imatrix-dataset FILE and --imatrix-out FILE")
     if values.has("chdir"):
         _chdir(values.text("chdir"))
     out, log = open_terminal(sys.stdout, values.text("color")), open_terminal(sys.stderr, values.text("color"))
+    if values.flag("list_devices"):
+        from ds4py.cli.devices import device_lines
+
+        for line in device_lines():
+            out.say(line)
+        return 0
+    if values.texts("spec_type"):
+        from ds4py.cli.speculating import asked_types
+
+        asked_types(values)  # a name that nobody knows is told before a file is opened
     from ds4py.cli.opening import context_len, open_file
 
     g = open_file(values, log)
@@ -53,12 +67,16 @@ def _run(found: Scan) -> int:
         return 0
     if mode == "--perplexity-file":
         return _perplexity(values, g, out, log)
+    if mode == "--imatrix-dataset":
+        from ds4py.cli.imatrix import collect_imatrix
+
+        return collect_imatrix(values, g, log)
     return _prompted(values, g, mode, out, log) if mode else _answer(values, g, context_len(values, g, log), out, log)
 
 
 def _answer(values: Values, g: GgufFile, n_ctx: int, out: Terminal, log: Terminal) -> int:
     """The usual modes: one shot, or the interactive chat."""
-    from ds4py.cli.opening import Opened, open_engine, open_tokenizer
+    from ds4py.cli.opening import open_tokenizer
     from ds4py.cli.prompting import prompt_text
 
     text = prompt_text(values)
@@ -67,29 +85,51 @@ def _answer(values: Values, g: GgufFile, n_ctx: int, out: Terminal, log: Termina
     tokenizer = open_tokenizer(g, log)
     if text is None:
         return _chat(values, g, tokenizer, n_ctx, out, log)
+    from ds4py.cli.constraint import constrained, constraint
     from ds4py.cli.oneshot import one_shot
 
     chat, prompt = _prompt(values, g, tokenizer, text, log)
     _refuse_long(prompt, n_ctx)
-    opened = Opened(g, tokenizer, open_engine(values, g, n_ctx, log))
+    grammar = constraint(values, tokenizer)
+    opened = _open(values, g, tokenizer, n_ctx, log)
     options = _session_options(values, opened, chat, log)
-    return one_shot(opened, chat, prompt, options, _budget(values), values.texts("reverse_prompt"), out, log)
+    if grammar is not None:
+        options = constrained(options, grammar, prompt, opened, chat)
+    try:
+        return one_shot(opened, chat, prompt, options, _budget(values), values.texts("reverse_prompt"), out, log)
+    finally:
+        opened.close()
 
 
 def _chat(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, out: Terminal, log: Terminal) -> int:
     from ds4py.cli import prompting
+    from ds4py.cli.constraint import refuse_in_chat
     from ds4py.cli.conversation import Conversation
     from ds4py.cli.line_editor import LineEditor
-    from ds4py.cli.opening import Opened, open_engine
     from ds4py.cli.repl import Repl
+
+    refuse_in_chat(values)
 
     chat = prompting.chat_format(values, g, tokenizer, log)
     messages, how = prompting.opening_messages(values, chat, log), prompting.thinking(values, chat, log)
-    opened = Opened(g, tokenizer, open_engine(values, g, n_ctx, log))
+    opened = _open(values, g, tokenizer, n_ctx, log)
     options = _session_options(values, opened, chat, log)
     conversation = Conversation(opened, chat, options, messages, how, values.texts("reverse_prompt"))
     log.say("ds4: /help lists the commands, Ctrl-D leaves")
-    return Repl(conversation, _budget(values), opened.engine.model.n_ctx_train, out, log).run(LineEditor())
+    try:
+        return Repl(conversation, _budget(values), opened.engine.model.n_ctx_train, out, log).run(LineEditor())
+    finally:
+        opened.close()
+
+
+def _open(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, log: Terminal) -> Opened:
+    """Load the model and what drafts for it."""
+    from ds4py.cli.opening import Opened, open_engine
+    from ds4py.cli.speculating import config_of, open_speculation, rows_needed
+
+    config = config_of(values, log)
+    engine = open_engine(values, g, n_ctx, log, rows_needed(config))
+    return Opened(g, tokenizer, engine, open_speculation(values, config, engine, g, log))
 
 
 def _prompt(values: Values, g: GgufFile, tokenizer: Tokenizer, text: str, log: Terminal) -> tuple[ChatFormat | None, Prompt]:
@@ -136,7 +176,7 @@ def _prompted(values: Values, g: GgufFile, mode: str, out: Terminal, log: Termin
         out.say(line)
         return 0 if agrees else 1
     with result_file(values.text(mode.lstrip("-").replace("-", "_"))) as stream:
-        opened = Opened(g, tokenizer, open_engine(values, g, n_ctx, log))
+        opened = _open(values, g, tokenizer, n_ctx, log)
         if mode == "--dump-logits":
             dumps.write_logits(stream, opened, prompt.ids, shown)
         else:

@@ -41,7 +41,7 @@ class Conversation:
         self.opened = opened
         self.chat = chat
         self.how = how
-        self.session: Session = opened.engine.session(options)
+        self.session: Session = opened.session(options)
         self.messages = list(messages)
         self._opening = tuple(messages)
         self._options = options
@@ -76,7 +76,7 @@ class Conversation:
         old = self.opened
         self.opened = dataclasses.replace(old, engine=engine)
         try:
-            self.session = engine.session(self._options)
+            self.session = self.opened.session(self._options)
         except ResourceError:
             self.opened = old
             raise

@@ -58,7 +58,7 @@ def write_logprobs(
 ) -> None:
     """`--dump-logprobs`: a greedy continuation of at most `n_tokens` (None = until the context is full), each step with its
     `top_k` likeliest tokens. It ends early at a stop token, which is the last step."""
-    session = opened.engine.session(SessionOptions(params=GREEDY.params, stop_ids=opened.tokenizer.stop_ids))
+    session = opened.session(SessionOptions(params=GREEDY.params, stop_ids=opened.tokenizer.stop_ids))
     session.sync(ids, progress)
     steps = [
         {

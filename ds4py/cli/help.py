@@ -16,12 +16,24 @@ from ds4py.cli.terminal import Terminal
 USAGE = {
     "ds4": "usage: ds4 [(-p PROMPT | --prompt-file FILE)] [options]",
     "ds4-bench": "usage: ds4-bench [options]",
+    "ds4-download": "usage: ./download_model.sh TARGET [options]   (or: ds4-download TARGET)",
+    "ds4-convert": "usage: ds4-convert FOLDER [options]",
+    "ds4-quantize": "usage: ds4-quantize IN.gguf OUT.gguf --type NAME [options]   (or: IN.gguf OUT.gguf NAME [THREADS])",
 }
 _ABOUT = {
     "ds4": "Run a GGUF model: with a prompt it answers and leaves, without one it chats.",
     "ds4-bench": "Measure prefill and decode speed of a GGUF model at growing context lengths.",
+    "ds4-download": "Get a model: by its name in the list, from a repository of the hub (hf:REPO[:QUANT]), or the small demo.",
+    "ds4-convert": "Turn a folder of config.json, safetensors and tokenizer files into one GGUF file.",
+    "ds4-quantize": "Make a smaller GGUF file of one: choose a type for every matrix and encode the weights again.",
 }
-_DEFAULT = {"ds4": ("runtime", "sampling"), "ds4-bench": ("runtime", "benchmark")}
+_DEFAULT = {
+    "ds4": ("runtime", "sampling"),
+    "ds4-bench": ("runtime", "benchmark"),
+    "ds4-convert": ("convert",),
+    "ds4-download": ("download",),
+    "ds4-quantize": ("quantize",),
+}
 _TITLES = {
     "runtime": "Model and machine",
     "sampling": "Prompt, sampling, thinking",
@@ -31,6 +43,9 @@ _TITLES = {
     "distributed": "Several machines",
     "llama.cpp": "Accepted and without effect, since it is always so",
     "benchmark": "Benchmark",
+    "convert": "Conversion",
+    "download": "Download",
+    "quantize": "Quantisation",
 }
 
 # The REPL's commands: (what is typed, what it does). `repl.py` obeys exactly these.

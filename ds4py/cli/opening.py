@@ -13,9 +13,10 @@ from pathlib import Path
 from ds4py.cli.advice import no_model
 from ds4py.cli.draftable import support_kind
 from ds4py.cli.parsing import Values
+from ds4py.cli.speculating import Speculation
 from ds4py.cli.terminal import Terminal
-from ds4py.engine import Engine, EngineOptions
-from ds4py.errors import ResourceError, UnsupportedError
+from ds4py.engine import Engine, EngineOptions, Session, SessionOptions
+from ds4py.errors import ResourceError, UnsupportedError, UsageError
 from ds4py.gguf import GgufFile, open_gguf
 from ds4py.tokenizer import Tokenizer, load_tokenizer
 
@@ -24,22 +25,41 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Opened:
-    """A model ready to make sessions, with the tokenizer of its file."""
+    """A model ready to make sessions, with the tokenizer of its file and what drafts for it."""
 
     g: GgufFile
     tokenizer: Tokenizer
     engine: Engine
+    speculation: Speculation | None = None
+
+    def session(self, options: SessionOptions) -> Session:
+        """A session of its own with `options`, which drafts if something was opened that does."""
+        return self.engine.session(options if self.speculation is None else self.speculation.options(options))
+
+    def close(self) -> None:
+        """End what was opened beside the model."""
+        if self.speculation is not None:
+            self.speculation.close()
 
 
 def open_file(values: Values, log: Terminal) -> GgufFile:
     """The file of -m, or ds4flash.gguf here. ResourceError with advice when there is no model at all."""
-    path = Path(values.text("model"))
-    if not values.was_given("--model") and not path.exists():
+    if values.has("hf_file") and not values.has("hf_repo"):
+        raise UsageError("--hf-file needs -hf REPO: a file alone names no repository")
+    path = Path(values.text("model")) if not values.has("hf_repo") else _from_hub(values, log)
+    if not values.has("hf_repo") and not values.was_given("--model") and not path.exists():
         raise ResourceError(no_model())
     g = open_gguf(path)
     for note in g.notes:
         log.say(f"ds4: {note}")
     return g
+
+
+def _from_hub(values: Values, log: Terminal) -> Path:
+    from ds4py.cli.obtaining import obtain
+    from ds4py.hub.choosing import reference
+
+    return obtain(values, reference(values.text("hf_repo"), values.text("hf_file") if values.has("hf_file") else None), log)
 
 
 def open_tokenizer(g: GgufFile, log: Terminal) -> Tokenizer:
@@ -63,10 +83,10 @@ def context_len(values: Values, g: GgufFile, log: Terminal) -> int:
     return asked
 
 
-def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal) -> Engine:
-    """Load the weights, with the load, memory and detail lines."""
+def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: int = 0) -> Engine:
+    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes, unless the user says less."""
     threads = values.integer("threads") if values.has("threads") else None
-    max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else EngineOptions().max_rows
+    max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else max(EngineOptions().max_rows, n_rows)
     kernels = "cpu" if values.flag("cpu") else values.text("backend")
 
     def compiling(done: int, total: int) -> None:

@@ -13,12 +13,25 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from ds4py.cli.option import Option, Range, Value
-from ds4py.cli.tables import bench, diagnostics, elsewhere, runtime, sampling, speculation
+from ds4py.cli.tables import bench, convert, diagnostics, download, elsewhere, quantize, runtime, sampling, speculation
 
-__all__ = ["EXCLUSIVE", "OPTIONS", "Option", "Range", "TOPICS", "Value", "environment", "for_command", "nearest", "spellings"]
+__all__ = [
+    "EXCLUSIVE",
+    "OPTIONS",
+    "Option",
+    "Range",
+    "TOPICS",
+    "Value",
+    "WORDS",
+    "environment",
+    "for_command",
+    "nearest",
+    "spellings",
+]
 
 OPTIONS: tuple[Option, ...] = (
     *runtime.ROWS,
+    *download.ROWS,
     *sampling.ROWS,
     *speculation.ROWS,
     *diagnostics.ROWS,
@@ -26,13 +39,21 @@ OPTIONS: tuple[Option, ...] = (
     *elsewhere.DISTRIBUTED,
     *elsewhere.LLAMA,
     *bench.ROWS,
+    *convert.ROWS,
+    *quantize.ROWS,
 )
 
 # Pages of --help, in the order of the "all" page. "commands" is the REPL's and has no rows.
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "ds4": ("runtime", "sampling", "speculation", "steering", "diagnostics", "distributed", "llama.cpp", "commands"),
-    "ds4-bench": ("runtime", "benchmark"),
+    "ds4-bench": ("runtime", "benchmark", "speculation"),
+    "ds4-convert": ("convert",),
+    "ds4-download": ("download",),
+    "ds4-quantize": ("quantize",),
 }
+
+# How many arguments a command takes that belong to no option; 0 for a command that is not here.
+WORDS: Mapping[str, int] = {"ds4-convert": 1, "ds4-download": 1, "ds4-quantize": 4}
 
 # Options of which a command line holds at most one, by command.
 EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -41,6 +62,9 @@ EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("--raw", "--prefix-file"),
         ("--chat-template", "--chat-template-file"),
         ("--cpu", "--backend"),
+        ("--model", "--hf-repo"),
+        ("--grammar", "--grammar-file", "--json-schema", "--json-schema-file"),
+        ("--spec-synth-len", "--spec-synth-rates"),
         (
             "--inspect",
             "--show-prompt",
@@ -49,12 +73,15 @@ EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "--dump-logprobs",
             "--decode-consistency",
             "--perplexity-file",
+            "--imatrix-dataset",
         ),
+        ("--prompt", "--prompt-file", "--imatrix-dataset"),
     ),
     "ds4-bench": (
         ("--prompt-file", "--chat-prompt-file"),
         ("--teacher-forced-decode", "--dump-frontier-logits-dir"),
         *(("--compare-llama-cpp", name) for name in ("--plot", "--dump-frontier-logits-dir", "--chat-prompt-file")),
+        *(("--spec", name) for name in ("--compare-llama-cpp", "--dump-frontier-logits-dir", "--prompt-file", "--chat-prompt-file")),
     ),
 }
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from ds4py.cli.argv import RefusedOption, Scan, scan
 from ds4py.cli.option import Option, Value
-from ds4py.cli.options import EXCLUSIVE, for_command, nearest, normalise, spellings
+from ds4py.cli.options import EXCLUSIVE, WORDS, for_command, nearest, normalise, spellings
 from ds4py.errors import UsageError
 
 Checked = Value | tuple[Value, ...] | None
@@ -32,6 +32,7 @@ class Values:
     command: str
     table: Mapping[str, Checked]
     given: tuple[str, ...]
+    words: tuple[str, ...] = ()  # arguments that belong to no option
 
     def was_given(self, name: str) -> bool:
         return name in self.given
@@ -89,7 +90,7 @@ def finish(command: str, found: Scan) -> Values:
         both = [name for name in group if name in given]
         if len(set(both)) > 1:
             raise UsageError(f"{both[0]} and {both[1]} cannot be used together; give one of them")
-    return Values(command, table, given)
+    return Values(command, table, given, tuple(raw.get("words", ())))
 
 
 def typer_command(options: Sequence[Option], body: Callable[..., Any]) -> Any:
@@ -134,10 +135,9 @@ def split(options: Sequence[Option], args: Sequence[str], command: str) -> dict[
         if not hasattr(error, "format_message"):  # how typer's complaints are known: its versions call their class differently
             raise
         raise UsageError(_spelling_error(error, args, command)) from None
-    if result.get("words"):
-        raise UsageError(
-            f"unexpected argument {result['words'][0]!r}" + ("; a prompt is given with -p" if command == "ds4" else "")
-        )
+    extra = result.get("words", [])[WORDS.get(command, 0) :]
+    if extra:
+        raise UsageError(f"unexpected argument {extra[0]!r}" + ("; a prompt is given with -p" if command == "ds4" else ""))
     return result
 
 

@@ -16,7 +16,9 @@ from ds4py.cli.files import read_text
 from ds4py.cli.oneshot import closing
 from ds4py.cli.options import nearest
 from ds4py.cli.prompting import THINKING
+from ds4py.cli.speculating import say_closing
 from ds4py.cli.terminal import Terminal
+from ds4py.engine.statistics import tokens_per_pass
 from ds4py.errors import Ds4Error, UsageError
 
 
@@ -59,6 +61,7 @@ class Repl:
             except KeyboardInterrupt:  # the second Ctrl-C of a turn
                 self._log.say()
                 break
+        say_closing(self._conversation.opened.speculation, self._conversation.session, self._log)
         return 0
 
     def handle_line(self, text: str) -> None:
@@ -122,6 +125,9 @@ class Repl:
         self._log.say(f"model    {conversation.opened.g.path}")
         self._log.say(f"context  {used}/{n_ctx} tokens ({100 * used / n_ctx:.1f}%), {turns} turn{'s' if turns != 1 else ''}")
         self._log.say(f"thinking {how if conversation.chat.think_tags else 'not known to this model'}")
+        stats = conversation.session.stats
+        if stats.drafted:
+            self._log.say(f"drafts   {stats.accepted} of {stats.drafted} tokens accepted, {tokens_per_pass(stats):.2f} tokens a pass")
         self._log.say(f"speed    {self._last.line().removeprefix('ds4: ') if self._last else 'no turn yet'}")
 
     def _quit(self, argument: str) -> None:

@@ -4,7 +4,7 @@ from ds4py.gguf.reader import GgufFile, Tensor, open_gguf
 from ds4py.gguf.strings import StringArray
 from ds4py.gguf.types import GgmlType, GgufType
 from ds4py.gguf.values import Metadata, NumberArray, Value
-from ds4py.gguf.writer import NewTensor, write_gguf
+from ds4py.gguf.writer import NewTensor, gguf_size, write_gguf
 
 __all__ = [
     "GgmlType",
@@ -16,6 +16,7 @@ __all__ = [
     "StringArray",
     "Tensor",
     "Value",
+    "gguf_size",
     "open_gguf",
     "write_gguf",
 ]

@@ -39,6 +39,7 @@ class Tensor:
     nbytes: int
     start: int  # byte position in its file
     _map: mmap.mmap = field(repr=False)
+    shard: int = 0  # which of the model's files, from 0
 
     @property
     def row_len(self) -> int:
@@ -57,13 +58,14 @@ class Tensor:
         """The stored bytes [nbytes], a read-only view of the mapped file."""
         return np.frombuffer(self._map, np.uint8, self.nbytes, self.start)
 
-    def release(self) -> None:
-        """Tell the system that the pages wholly inside this tensor need not stay in memory; they are read again if touched."""
+    def release(self, start: int = 0, stop: int | None = None) -> None:
+        """Tell the system that the pages wholly inside bytes start .. stop of this tensor (all of it) need not stay in memory;
+        they are read again if touched."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         page = mmap.PAGESIZE
-        first = -(-self.start // page) * page
-        last = (self.start + self.nbytes) // page * page
+        first = -(-(self.start + start) // page) * page
+        last = (self.start + (self.nbytes if stop is None else stop)) // page * page
         if last > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
@@ -148,7 +150,7 @@ class _Opened:
     def tensors(self) -> dict[str, Tensor]:
         start = self.header.data_start
         infos = self.header.tensors.values()
-        return {t.name: Tensor(t.name, t.shape, t.type, t.nbytes, start + t.start, self.map) for t in infos}
+        return {t.name: Tensor(t.name, t.shape, t.type, t.nbytes, start + t.start, self.map, self.split_no) for t in infos}
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -64,12 +64,18 @@ def write_gguf(path: str | os.PathLike[str], kv: Mapping[str, Any], tensors: Ite
     table = list(tensors)
     alignment = _alignment(kv)
     header = _header(kv, table, alignment)
-    total = len(header) + sum(t.nbytes + -t.nbytes % alignment for t in table)
-    _check_space(Path(path), total)
+    _check_space(Path(path), gguf_size(kv, table))
     with replacing(path) as file:
         file.write(header)
         for tensor in table:
             _write_tensor(file, tensor, alignment)
+
+
+def gguf_size(kv: Mapping[str, Any], tensors: Iterable[NewTensor] = ()) -> int:
+    """Bytes of the file that `write_gguf` would make; no tensor data is asked for."""
+    table = list(tensors)
+    alignment = _alignment(kv)
+    return len(_header(kv, table, alignment)) + sum(t.nbytes + -t.nbytes % alignment for t in table)
 
 
 def _alignment(kv: Mapping[str, Any]) -> int:

@@ -29,7 +29,7 @@ SUPPORTED: Mapping[str, str] = MappingProxyType(
 
 # known by name, to say "not yet" rather than "never heard of it"
 PLANNED = frozenset(
-    {"deepseek4", "deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4"}
+    {"deepseek4", "deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
 )
 
 

@@ -18,12 +18,11 @@ def empty_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_small_and_large_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "memory_gb", lambda: 16.0)
     small = advice.no_model()
-    assert (
-        "16 GB of memory: files up to about 12.7 GB fit" in small and "none would fit; the smallest, ds4f-q2, has 81 GB" in small
-    )
+    assert "16 GB of memory: files up to about 12.7 GB fit" in small
+    assert "none would fit; the smallest, qwen38-q2, needs 46.1 GB of memory" in small
     monkeypatch.setattr(advice, "memory_gb", lambda: 128.0)
     large = advice.no_model()
-    assert "would fit: ds4f-q2 (81 GB)" in large and "ds4f-mxfp4" not in large and "dspark" not in large
+    assert "ds4f-q2 (82 GB)" in large and "ds4f-mxfp4" not in large and "dspark" not in large and "vision" not in large
     monkeypatch.setattr(advice, "memory_gb", lambda: 0.0)
     assert "memory" not in advice.no_model()
 

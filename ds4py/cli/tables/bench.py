@@ -37,5 +37,14 @@ ROWS: tuple[Option, ...] = (
     _file("--dump-frontier-logits-dir", "write the logits at each frontier as JSON files in DIR", "DIR"),
     _flag("--show-output", "print what was decoded, on standard error"),
     _flag("--compare-llama-cpp", "instead: run the same file in llama-cpp-python, side by side, and print a table of ratios"),
-    _row("--rounds", "rounds of --compare-llama-cpp", "N", 3),
+    Option(
+        "--spec",
+        "instead: measure these drafters against plain decoding, on a code edit and a story, at temperature 0 and 1",
+        "text",
+        metavar="TYPE,TYPE",
+        topics=_TOPIC,
+        commands=_BENCH,
+    ),
+    _file("--json", "write what --spec measured to FILE, with acceptance by position"),
+    _row("--rounds", "rounds of --compare-llama-cpp and --spec", "N", 3),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ds4py.cli.option import Option, Range
 
 _TOPIC = ("diagnostics",)
-_IMATRIX = "it comes with quantization"
 _METAL = "it checks the Metal backend, which does not exist here"
 
 ROWS: tuple[Option, ...] = (
@@ -27,12 +26,32 @@ ROWS: tuple[Option, ...] = (
         topics=_TOPIC,
     ),
     Option("--perplexity-file", "perplexity of a text after its first 32 tokens", "file", metavar="FILE", topics=_TOPIC),
+    Option(
+        "--imatrix-dataset",
+        "collect an importance matrix over this text: rendered prompts with ds4's marker lines, .jsonl, or plain text",
+        "file",
+        metavar="FILE",
+        topics=_TOPIC,
+    ),
+    Option(
+        "--imatrix-out",
+        "where it goes: llama.cpp's GGUF form for *.gguf, else its legacy form",
+        "file",
+        metavar="FILE",
+        topics=_TOPIC,
+    ),
+    Option("--imatrix-max-prompts", "most prompts to read", "int", metavar="N", range=Range(1), topics=_TOPIC),
+    Option("--imatrix-max-tokens", "most tokens to read", "int", metavar="N", range=Range(1), topics=_TOPIC),
+    Option(
+        "--imatrix-min-expert-samples",
+        "matrices that fewer tokens reached count as unknown, not as measured",
+        "int",
+        metavar="N",
+        default=1,
+        range=Range(0),
+        topics=_TOPIC,
+    ),
     # --- refused ---------------------------------------------------------------------------------------------------------
-    Option("--imatrix-dataset", "calibration text", "file", metavar="FILE", topics=_TOPIC, status="later", why=_IMATRIX),
-    Option("--imatrix-out", "importance matrix", "file", metavar="FILE", topics=_TOPIC, status="later", why=_IMATRIX),
-    Option("--imatrix-max-prompts", "limit", "int", metavar="N", topics=_TOPIC, status="later", why=_IMATRIX),
-    Option("--imatrix-max-tokens", "limit", "int", metavar="N", topics=_TOPIC, status="later", why=_IMATRIX),
-    Option("--imatrix-min-expert-samples", "limit", "int", metavar="N", topics=_TOPIC, status="later", why=_IMATRIX),
     Option("--head-test", "GPU check", topics=_TOPIC, status="never", why=_METAL),
     Option("--first-token-test", "GPU check", topics=_TOPIC, status="never", why=_METAL),
     Option("--metal-graph-test", "GPU check", topics=_TOPIC, status="never", why=_METAL),

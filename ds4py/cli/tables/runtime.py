@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ds4py.cli.option import Option, Range
+from ds4py.cli.tables.cache_types import BARRED
 
 _GPU = "it comes with the GPU kernels; --cpu is what runs today"
 _STREAMING = "it comes with the DeepSeek V4 model"
@@ -10,7 +11,7 @@ _ONE_DEVICE = "this build computes on one device"
 _NO_IMAGES = "this build reads text only, no images"
 _NO_METAL = "there is no Metal backend here; leave the flag out to run on the CPU"
 _NO_ROCM = "there is no ROCm backend here; leave the flag out to run on the CPU"
-_FETCH = "fetch the GGUF with ./download_model.sh or your browser and give it with -m FILE"
+_FETCH = "a repository of the hub is fetched with -hf; anything else with your browser, then -m FILE"
 
 ROWS: tuple[Option, ...] = (
     Option(
@@ -65,6 +66,8 @@ ROWS: tuple[Option, ...] = (
         range=Range(1, 65536),
         env=("LLAMA_ARG_UBATCH",),
     ),
+    Option("--list-devices", "list where a model could compute, and leave"),
+    Option("--device", "where to compute", "text", ("-dev",), "LIST", shown_default="cpu", choices=("none", "cpu", "CPU")),
     Option("--chdir", "change to this directory before anything is read", "file", metavar="DIR"),
     Option(
         "--cache-type-k",
@@ -74,6 +77,7 @@ ROWS: tuple[Option, ...] = (
         "TYPE",
         default="f16",
         choices=("f16",),
+        barred=BARRED,
         env=("LLAMA_ARG_CACHE_TYPE_K",),
     ),
     Option(
@@ -84,6 +88,7 @@ ROWS: tuple[Option, ...] = (
         "TYPE",
         default="f16",
         choices=("f16",),
+        barred=BARRED,
         env=("LLAMA_ARG_CACHE_TYPE_V",),
     ),
     Option(
@@ -96,14 +101,25 @@ ROWS: tuple[Option, ...] = (
         choices=("auto", "on", "off"),
         bare="on",
     ),
-    Option("--version", "print the version and leave", commands=("ds4", "ds4-bench")),
-    Option("--help", "this page, or the page of a TOPIC", "text", ("-h",), "[TOPIC]", commands=("ds4", "ds4-bench")),
+    Option(
+        "--version",
+        "print the version and leave",
+        topics=("runtime", "convert", "quantize", "download"),
+        commands=("ds4", "ds4-bench", "ds4-convert", "ds4-quantize", "ds4-download"),
+    ),
+    Option(
+        "--help",
+        "this page, or the page of a TOPIC",
+        "text",
+        ("-h",),
+        "[TOPIC]",
+        topics=("runtime", "convert", "quantize", "download"),
+        commands=("ds4", "ds4-bench", "ds4-convert", "ds4-quantize", "ds4-download"),
+    ),
     # --- refused ---------------------------------------------------------------------------------------------------------
     Option("--cuda", "run on an NVIDIA GPU", status="later", why=_GPU),
     Option("--gpu-vram", "GPU memory budgets in GiB", "text", metavar="N[,N]", status="later", why=_GPU),
     Option("--gpu-devices", "which GPUs to use", "text", metavar="N[,N]", status="later", why=_GPU),
-    Option("--device", "where to compute", "text", ("-dev",), "LIST", status="later", why=_GPU),
-    Option("--list-devices", "list where it could compute", status="later", why=_GPU),
     Option("--cuda-tensor-parallel", "split a model over GPUs", status="never", why=_ONE_DEVICE),
     Option("--metal", "Apple GPUs", status="never", why=_NO_METAL),
     Option("--rocm", "AMD GPUs", status="never", why=_NO_ROCM),
@@ -130,26 +146,6 @@ ROWS: tuple[Option, ...] = (
         metavar="NGB",
         status="never",
         why="limit the memory of the process from outside, with a container or systemd-run",
-    ),
-    Option(
-        "--hf-repo",
-        "fetch a model",
-        "text",
-        ("-hf", "-hfr"),
-        "REPO[:QUANT]",
-        env=("LLAMA_ARG_HF_REPO",),
-        status="later",
-        why=_FETCH,
-    ),
-    Option(
-        "--hf-file",
-        "file inside the repository",
-        "text",
-        ("-hff",),
-        "FILE",
-        env=("LLAMA_ARG_HF_FILE",),
-        status="later",
-        why=_FETCH,
     ),
     Option("--model-url", "fetch a model", "text", ("-mu",), "URL", env=("LLAMA_ARG_MODEL_URL",), status="later", why=_FETCH),
     Option("--vision", "vision encoder", "file", metavar="FILE", status="never", why=_NO_IMAGES),

@@ -1,33 +1,69 @@
-"""Rows about drafting tokens ahead: topic "speculation". None is obeyed yet, so none is silently ignored either."""
+"""Rows about drafting tokens ahead: topic "speculation". llama.cpp's document and ds4's help under all of their names.
+
+Rows that pass for a program with a GPU and mean nothing on a CPU are accepted with the one value that is true here, so that
+documented commands run; what would be a wish left unheard is refused.
+"""
 
 from __future__ import annotations
 
-from ds4py.cli.option import Kind, Option
+from ds4py.cli.option import Kind, Option, Range, Status
+from ds4py.cli.tables.cache_types import BARRED
 
-_CORE = "it comes with the speculative core"
-_DRAFT = "it comes with draft models"
+_TOPIC = ("speculation",)
+_BOTH = ("ds4", "ds4-bench")
 _DSPARK = "it comes with the DSpark drafter"
 _MTP = "it comes with the built-in MTP drafter"
 _GONE = "llama.cpp removed it"
-_PINNING = "CPU masks and priorities of a drafter are not set here"
+_PINNING = "a draft model's threads are not bound to processors here; bind the whole process with taskset"
+_TREES = "drafts are chains here, not trees"
+
+def _later(name: str, help: str, why: str, kind: Kind = "flag", aliases: tuple[str, ...] = ()) -> Option:
+    metavar = {"flag": "", "file": "FILE", "int": "N", "float": "F", "text": "TEXT"}[kind]
+    return Option(name, help, kind, aliases, metavar, topics=_TOPIC, status="later", why=why)
 
 
-def _later(name: str, help: str, why: str, kind: Kind = "flag", aliases: tuple[str, ...] = (), env: str = "") -> Option:
+def _never(name: str, why: str, *aliases: str, kind: Kind = "text", env: tuple[str, ...] = ()) -> Option:
+    return Option(name, "", kind, aliases, topics=_TOPIC, status="never", why=why, env=env)
+
+
+def _row(
+    name: str,
+    help: str,
+    kind: Kind,
+    *aliases: str,
+    metavar: str = "",
+    default: str | int | float | None = None,
+    range: Range | None = None,
+    choices: tuple[str, ...] = (),
+    env: str = "",
+    repeat: bool = False,
+    status: Status = "works",
+    barred: tuple[tuple[str, str], ...] = (),
+    shown: str = "",
+    commands: tuple[str, ...] = ("ds4",),
+) -> Option:
+    topics = ("llama.cpp",) if status == "accepted" else _TOPIC
     return Option(
         name,
         help,
         kind,
         aliases,
-        "" if kind == "flag" else "FILE" if kind == "file" else "N" if kind == "int" else "F" if kind == "float" else "TEXT",
+        metavar,
+        default,
+        shown,
+        range,
+        choices,
+        repeat=repeat,
         env=(env,) if env else (),
-        topics=("speculation",),
-        status="later",
-        why=why,
+        topics=topics,
+        commands=commands,
+        status=status,
+        barred=barred,
     )
 
 
-def _never(name: str, why: str, *aliases: str) -> Option:
-    return Option(name, "", "text", aliases, topics=("speculation",), status="never", why=why)
+def _count(name: str, help: str, default: int, least: int, most: int | None = 1024, env: str = "") -> Option:
+    return _row(name, help, "int", metavar="N", default=default, range=Range(least, most), env=env, commands=_BOTH)
 
 
 _DS4 = (
@@ -35,93 +71,287 @@ _DS4 = (
     _later("--mtp-model", "DSpark or legacy MTP support file", _DSPARK, "file"),
     _later("--mtp-draft", "legacy MTP draft length", _MTP, "int"),
     _later("--mtp-margin", "legacy MTP verifier margin", _MTP, "float"),
-    _later("--mtp-timing", "print acceptance and timing counters", _MTP, aliases=("--glm-mtp-timing",)),
-    _later("--mtp-exact-sampling", "keep plain sampling's text at any temperature", _CORE, aliases=("--spec-exact",)),
+    _row("--mtp-timing", "print cycles, acceptance and times of any drafter at the end", "flag", "--glm-mtp-timing"),
+    _row(
+        "--mtp-exact-sampling",
+        "above temperature 0, keep the text of plain sampling with the same seed (default: drafts that are likeliest may decide)",
+        "flag",
+        "--spec-exact",
+        commands=_BOTH,
+    ),
     _later("--dspark", "draft with a DSpark support file", _DSPARK),
     _later("--dspark-confidence", "prune drafts below this confidence", _DSPARK, "float"),
     _later("--dspark-strict", "load DSpark and decode without it", _DSPARK),
 )
 
-_LLAMA = (
-    _later("--spec-type", "which drafters", _CORE, "text", env="LLAMA_ARG_SPEC_TYPE"),
-    _later("--spec-default", "n-gram drafting with good defaults", _CORE),
-    _later("--spec-trace", "write acceptance as NDJSON", _CORE, "file"),
-    _later(
-        "--model-draft",
-        "a smaller model that drafts",
-        _DRAFT,
+_CHOOSING = (
+    _row(
+        "--spec-type",
+        "which drafters, separated by commas: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, "
+        "draft-simple; asked in this order (default none, or what the draft model's file is)",
+        "text",
+        metavar="LIST",
+        env="LLAMA_ARG_SPEC_TYPE",
+        repeat=True,
+    ),
+    _row("--spec-default", "add ngram-mod with its defaults", "flag"),
+    _row(
+        "--spec-depth",
+        "how far to draft: cost (what pays by measured times), adaptive (by counts), fixed (always the longest)",
+        "text",
+        metavar="HOW",
+        default="cost",
+        choices=("cost", "adaptive", "fixed"),
+        commands=_BOTH,
+    ),
+    _row(
+        "--spec-skip-streak",
+        "leave one draft out after N in a row without an accepted token; 0 = off",
+        "int",
+        metavar="N",
+        default=0,
+        range=Range(0, 32),
+        env="LLAMA_MTP_SKIP_STREAK_THRESHOLD",
+        commands=_BOTH,
+    ),
+    _row(
+        "--spec-trace",
+        "add every draft and what was accepted to FILE, as JSON lines; 1 = standard error, 0 = off",
+        "text",
+        metavar="FILE",
+        env="LLAMA_MTP_ACC_TRACE",
+    ),
+)
+
+_DRAFT_MODEL = (
+    _row(
+        "--spec-draft-model",
+        "a smaller GGUF of the same vocabulary that drafts",
         "file",
-        ("-md", "--spec-draft-model", "--mtp-head"),
-        "LLAMA_ARG_SPEC_DRAFT_MODEL",
+        "-md",
+        "--model-draft",
+        "--mtp-head",
+        metavar="FILE",
+        env="LLAMA_ARG_SPEC_DRAFT_MODEL",
+        commands=_BOTH,
     ),
-    _later(
+    _row(
+        "--spec-draft-hf",
+        "fetch the draft model from the hub; -md then names the file in REPO",
+        "text",
+        "-hfd",
+        "-hfrd",
         "--hf-repo-draft",
-        "fetch a draft model",
-        _DRAFT,
-        "text",
-        ("-hfd", "-hfrd", "--spec-draft-hf"),
-        "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        metavar="REPO[:QUANT]",
+        env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
     ),
-    _later("--lookup-cache-static", "n-gram file", _CORE, "file", ("-lcs",)),
-    _later("--lookup-cache-dynamic", "n-gram file", _CORE, "file", ("-lcd",)),
-    _later("--spec-draft-n-max", "draft length", _CORE, "int", env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
-    _later("--spec-draft-n-min", "shortest draft", _CORE, "int", env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
-    _later("--spec-draft-p-min", "least draft probability", _CORE, "float", ("--draft-p-min",), "LLAMA_ARG_SPEC_DRAFT_P_MIN"),
-    _later("--spec-draft-conf-min", "least draft confidence", _DSPARK, "float"),
-    _later("--spec-draft-backend-sampling", "sample drafts on the device", _DRAFT),
-    _later("--no-spec-draft-backend-sampling", "sample drafts on the host", _DRAFT),
-    _later("--backend-sampling", "sample on the device", _CORE, aliases=("-bs",), env="LLAMA_ARG_BACKEND_SAMPLING"),
-    _later(
-        "--spec-draft-ngl",
-        "layers on the GPU",
-        _DRAFT,
-        "text",
-        ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"),
-        "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+    _count("--spec-draft-n-max", "longest draft of a draft model", 3, 1, env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+    _count("--spec-draft-n-min", "shorter drafts of a draft model are dropped", 0, 0, env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
+    _row(
+        "--spec-draft-p-min",
+        "a draft ends where the draft model gives its likeliest token less than F; above 1 = no drafts",
+        "float",
+        "--draft-p-min",
+        metavar="F",
+        default=0.0,
+        range=Range(0),
+        env="LLAMA_ARG_SPEC_DRAFT_P_MIN",
+        commands=_BOTH,
     ),
-    _later("--spec-draft-device", "where the draft model runs", _DRAFT, "text", ("-devd", "--device-draft")),
-    _later(
-        "--spec-draft-type-k",
-        "draft key storage",
-        _DRAFT,
-        "text",
-        ("-ctkd", "--cache-type-k-draft"),
-        "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+    _row(
+        "--spec-draft-conf-min",
+        "the same for drafters with a confidence head",
+        "float",
+        metavar="F",
+        default=0.0,
+        range=Range(0, 1),
+        commands=_BOTH,
     ),
-    _later(
-        "--spec-draft-type-v",
-        "draft value storage",
-        _DRAFT,
+    _row(
+        "--spec-draft-device",
+        "where the draft model runs",
         "text",
-        ("-ctvd", "--cache-type-v-draft"),
-        "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+        "-devd",
+        "--device-draft",
+        metavar="LIST",
+        choices=("none", "cpu", "CPU"),
+        shown="cpu",
     ),
-    _later("--spec-draft-threads", "draft threads", _DRAFT, "int", ("-td", "--threads-draft")),
-    _later("--spec-draft-threads-batch", "draft prompt threads", _DRAFT, "int", ("-tbd", "--threads-batch-draft")),
-    _later("--spec-ngram-mod-n-match", "n-gram length", _CORE, "int"),
-    _later("--spec-ngram-mod-n-min", "shortest draft", _CORE, "int"),
-    _later("--spec-ngram-mod-n-max", "longest draft", _CORE, "int"),
     *(
-        _later(f"--spec-ngram-{kind}-{field}", "n-gram drafting", _CORE, "int")
-        for kind in ("simple", "map-k", "map-k4v")
-        for field in ("size-n", "size-m", "min-hits")
+        _row(
+            f"--spec-draft-type-{which}",
+            f"storage of the draft model's {what}",
+            "text",
+            f"-ct{which}d",
+            f"--cache-type-{which}-draft",
+            metavar="TYPE",
+            default="f16",
+            choices=("f16",),
+            barred=BARRED,
+            env=f"LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_{which.upper()}",
+        )
+        for which, what in (("k", "keys"), ("v", "values"))
     ),
-    _later("--spec-synth-len", "pretended acceptance, for benchmarks", _CORE, "float", env="LLAMA_ARG_SPEC_SYNTH_LEN"),
-    _later("--spec-synth-rates", "pretended acceptance, for benchmarks", _CORE, "text", env="LLAMA_ARG_SPEC_SYNTH_RATES"),
+    _row(
+        "--spec-draft-threads",
+        "CPU threads of the draft model",
+        "int",
+        "-td",
+        "--threads-draft",
+        metavar="N",
+        range=Range(1, 1024),
+        shown="those of -t",
+        commands=_BOTH,
+    ),
+)
+
+_NGRAM = (
+    _row("--lookup-cache-static", "n-gram statistics that ngram-cache reads", "file", "-lcs", metavar="FILE", commands=_BOTH),
+    _row(
+        "--lookup-cache-dynamic",
+        "n-gram statistics of earlier texts, for ngram-cache",
+        "file",
+        "-lcd",
+        metavar="FILE",
+        commands=_BOTH,
+    ),
+    _count("--spec-ngram-mod-n-match", "ngram-mod: tokens that must match", 24, 1),
+    _count("--spec-ngram-mod-n-min", "ngram-mod: shorter drafts are dropped", 48, 0),
+    _count("--spec-ngram-mod-n-max", "ngram-mod: longest draft", 64, 0),
+    *(
+        row
+        for kind in ("simple", "map-k", "map-k4v")
+        for row in (
+            _count(f"--spec-ngram-{kind}-size-n", f"ngram-{kind}: tokens that must match", 12, 1),
+            _count(f"--spec-ngram-{kind}-size-m", f"ngram-{kind}: tokens copied at most", 48, 1),
+            _count(f"--spec-ngram-{kind}-min-hits", f"ngram-{kind}: times the match must have been seen", 1, 1, most=None),
+        )
+    ),
+)
+
+_SYNTHETIC = (
+    _row(
+        "--spec-synth-len",
+        "for benchmarks: commit F tokens a pass on average, whatever they are; the output is not the model's",
+        "float",
+        metavar="F",
+        range=Range(1),
+        env="LLAMA_ARG_SPEC_SYNTH_LEN",
+    ),
+    _row(
+        "--spec-synth-rates",
+        "the same by position: shares of drafts whose tokens 1, 1-2, 1-3, ... are accepted",
+        "text",
+        metavar="P0,P1,...",
+        env="LLAMA_ARG_SPEC_SYNTH_RATES",
+    ),
+)
+
+
+def _accepted(
+    name: str,
+    help: str,
+    kind: Kind,
+    *aliases: str,
+    choices: tuple[str, ...] = (),
+    range: Range | None = None,
+    env: str = "",
+) -> Option:
+    metavar = "" if kind == "flag" else "|".join(choices) or "N"
+    return _row(name, help, kind, *aliases, metavar=metavar, choices=choices, range=range, env=env, status="accepted")
+
+
+_NO_EFFECT = (
+    _accepted("--backend-sampling", "sampling runs where the model runs", "flag", "-bs", env="LLAMA_ARG_BACKEND_SAMPLING"),
+    _accepted(
+        "--spec-draft-backend-sampling",
+        "drafts are sampled where the draft model runs",
+        "flag",
+        env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
+    ),
+    _accepted("--no-spec-draft-backend-sampling", "the device that drafts is the host", "flag"),
+    _accepted(
+        "--spec-draft-ngl",
+        "there is no GPU to give the draft model's layers to",
+        "text",
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+    ),
+    _accepted(
+        "--spec-draft-threads-batch",
+        "the draft model reads prompts with -td threads too",
+        "int",
+        "-tbd",
+        "--threads-batch-draft",
+    ),
+    _accepted(
+        "--spec-draft-cpu-moe",
+        "all weights are on the CPU",
+        "flag",
+        "-cmoed",
+        "--cpu-moe-draft",
+        env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE",
+    ),
+    _accepted(
+        "--spec-draft-n-cpu-moe",
+        "all weights are on the CPU",
+        "int",
+        "--spec-draft-ncmoe",
+        "-ncmoed",
+        "--n-cpu-moe-draft",
+        range=Range(0),
+        env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
+    ),
+    *(
+        row
+        for batch in ("", "-batch")
+        for row in (
+            _accepted(
+                f"--spec-draft-cpu-strict{batch}",
+                "the draft model's threads may run anywhere",
+                "text",
+                f"--cpu-strict{batch}-draft",
+                choices=("0",),
+            ),
+            _accepted(
+                f"--spec-draft-prio{batch}",
+                "the draft model's threads have normal priority",
+                "text",
+                f"--prio{batch}-draft",
+                choices=("0",),
+            ),
+            _accepted(
+                f"--spec-draft-poll{batch}",
+                "waiting threads poll for a moment, then yield",
+                "text",
+                f"--poll{batch}-draft",
+                choices=("0", "1"),
+            ),
+        )
+    ),
 )
 
 _REFUSED = (
-    _never("--spec-draft-p-split", "drafts are chains here, not trees", "--draft-p-split"),
-    _never("--draft", f"{_GONE}; the name is now --spec-draft-n-max", "--draft-n", "--draft-max"),
-    _never("--draft-min", f"{_GONE}; the name is now --spec-draft-n-min", "--draft-n-min"),
+    _never("--spec-draft-p-split", _TREES, "--draft-p-split", env=("LLAMA_ARG_SPEC_DRAFT_P_SPLIT",)),
+    _never(
+        "--draft",
+        f"{_GONE}; the name is now --spec-draft-n-max",
+        "--draft-n",
+        "--draft-max",
+        env=("LLAMA_ARG_DRAFT_MAX",),
+    ),
+    _never("--draft-min", f"{_GONE}; the name is now --spec-draft-n-min", "--draft-n-min", env=("LLAMA_ARG_DRAFT_MIN",)),
+    _never("--draft-block-size", "the name is now --spec-draft-n-max, with a number one less"),
     _never("--spec-ngram-size-n", f"{_GONE}; the name now has the kind in it, as in --spec-ngram-simple-size-n"),
     _never("--spec-ngram-size-m", f"{_GONE}; the name now has the kind in it, as in --spec-ngram-simple-size-m"),
     _never("--spec-ngram-min-hits", f"{_GONE}; the name now has the kind in it, as in --spec-ngram-map-k4v-min-hits"),
+    _never("--spec-draft-override-tensor", "tensors have one place to be here", "-otd", "--override-tensor-draft"),
     _never("--spec-draft-cpu-mask", _PINNING, "-Cd", "--cpu-mask-draft"),
     _never("--spec-draft-cpu-range", _PINNING, "-Crd", "--cpu-range-draft"),
-    _never("--spec-draft-cpu-strict", _PINNING, "--cpu-strict-draft"),
-    _never("--spec-draft-prio", _PINNING, "--prio-draft"),
-    _never("--spec-draft-poll", _PINNING, "--poll-draft"),
+    _never("--spec-draft-cpu-mask-batch", _PINNING, "-Cbd", "--cpu-mask-batch-draft"),
+    _never("--spec-draft-cpu-range-batch", _PINNING, "-Crbd", "--cpu-range-batch-draft"),
 )
 
-ROWS: tuple[Option, ...] = _DS4 + _LLAMA + _REFUSED
+ROWS: tuple[Option, ...] = (*_CHOOSING, *_DRAFT_MODEL, *_NGRAM, *_DS4, *_SYNTHETIC, *_NO_EFFECT, *_REFUSED)

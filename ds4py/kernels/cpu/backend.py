@@ -48,6 +48,7 @@ class CpuKernels:
         atexit.register(self.executor.close)
         self.max_rows = max_rows
         self.pool = Pool()
+        self.squares: dict[str, np.ndarray] | None = None  # tensor -> f64 [K + 1]; see observe
         self._programs: dict[object, Program] = {}
         self._micro: dict[Packed, np.ndarray] = {}
         self._ropes: list[Rope] = []
@@ -87,7 +88,20 @@ class CpuKernels:
         spans = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1))
         return Out(program.logits, spans.tolist(), program.taps)
 
+    def observe(self) -> dict[str, np.ndarray]:
+        """From now on, sum the squares of the inputs of every product: tensor name -> f64 [K + 1], the last item counts rows.
+
+        Programs recorded before do not observe and are not used again; a backend that is never asked pays nothing."""
+        if self.squares is None:
+            self.squares = {}
+            self._programs.clear()
+        return self.squares
+
     # --- for the recorder ---
+    def sums_of(self, name: str, width: int) -> np.ndarray:
+        assert self.squares is not None
+        return self.squares.setdefault(name, np.zeros(width + 1, np.float64))
+
     def kernel(self, name: str, builder: Callable[[Target], Builder]) -> int:
         return self.library.load({name: builder(self.library.target)})[name]
 

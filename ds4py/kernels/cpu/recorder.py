@@ -144,6 +144,8 @@ class Recorder:
 
     def linear(self, x: Buffer, weight: CpuWeight, bias: F32 | None = None) -> Buffer:
         weight.prepare()
+        if self.backend.squares is not None:
+            self._observe(x, weight.tensor.name)
         out = self._new(weight.padded_rows, "own", x.n_rows)
         if weight.form is not None:
             q = self._quantised(x)
@@ -241,7 +243,8 @@ class Recorder:
             return x
         out = self._new(x.width, "row", self.n_logits)
         at = self.backend.kernel("pick", rowwise.pick)
-        self._op(at, [x.address, out.address, x.width, self.n_logits, self.backend.picked_at], "row", [x], [out])
+        # a thread's share of the picked rows is no share of x's rows: they are read after a barrier
+        self._op(at, [x.address, out.address, x.width, self.n_logits, self.backend.picked_at], "own", [x], [out])
         return out
 
     def tap(self, layer: int, x: Buffer) -> None:
@@ -283,6 +286,12 @@ class Recorder:
             self._op(at, [x.address, q.address, x.width, n_blocks, x.n_rows], split, [x], [q])
             x.quantised = q
         return x.quantised
+
+    def _observe(self, x: Buffer, name: str) -> None:
+        """Add the squares of a product's inputs to the backend's sums for the tensor `name`."""
+        sums = self.backend.sums_of(name, x.width)
+        at = self.backend.kernel("add_squares", rowwise.add_squares)
+        self._op(at, [x.address, int(sums.ctypes.data), x.width, x.n_rows], "own", [x], [("squares", name)])
 
     def _elementwise(self, name: str, builder, inputs: list[Buffer], split: str, param: float = 0.0) -> Buffer:
         x = inputs[0]

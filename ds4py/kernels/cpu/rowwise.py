@@ -12,7 +12,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from ds4py.kernels.cpu.compile import Builder
-from ds4py.kernels.cpu.ir import F32, I8, I32, I64, Fn, Val, vec
+from ds4py.kernels.cpu.ir import F32, F64, I8, I32, I64, Fn, Val, vec
 from ds4py.kernels.cpu.lanes import exp, fabs, fma, hmax, hsum, load_floats, round_even
 from ds4py.kernels.cpu.packed import BLOCK
 from ds4py.kernels.cpu.target import Target
@@ -233,6 +233,27 @@ def narrow(t: Target) -> Builder:
         f, (x, out, wide, width, n_rows), tid, nt = _op(module, name, 5)
         with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r, f.loop(0, width, 4) as i:
             f.store(out + (r * width + i) * 4, load_floats(f, x + (r * wide + i) * 4, 4), 4)
+        f.ret()
+
+    return build
+
+
+def add_squares(t: Target) -> Builder:
+    """sums[c] += x[r, c]^2 over all rows, in f64, and sums[width] += n_rows. args: [2] x [3] sums f64[width + 1] [4] width
+    [5] n_rows. Split by columns, so that the order of a column's sum is that of the rows."""
+
+    def build(module: ir.Module, name: str) -> None:
+        f, (x, sums, width, n_rows), tid, nt = _op(module, name, 4)
+        with f.loop(width / 4 * tid / nt * 4, width / 4 * (tid + 1) / nt * 4, 4) as c:
+            at = sums + c * 8
+            total = f.var(f.load(at, vec(F64, 4), 8))
+            with f.loop(0, n_rows) as r:
+                v = f.fpext(load_floats(f, x + (r * width + c) * 4, 4), vec(F64, 4))
+                total.set(total.get() + v * v)
+            f.store(at, total.get(), 8)
+        with f.when(tid.eq(0)):
+            count = sums + width * 8
+            f.store(count, f.load(count, F64, 8) + f.fpext(f.to_float(f.trunc(n_rows, I32)), F64), 8)
         f.ret()
 
     return build

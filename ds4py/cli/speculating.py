@@ -1,0 +1,224 @@
+"""From the speculation options to what sessions draft with, and the lines that say so.
+
+The idea: everything is decided in two steps, around the loading of the target. `spec_config` turns options into one checked
+`SpecConfig` before any weight is read, so that a mistyped number costs no minute; `open_speculation` opens the drafters beside
+the target. What comes out, a `Speculation`, is asked once for every session, because drafters and depth policies hold one
+session's history.
+
+The invariant: nothing drafts unless an option asked for it, and one line at the start says what runs or why nothing does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from ds4py.cli.parsing import Values
+from ds4py.cli.terminal import Terminal
+from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, open_drafters, parse_types, recognise
+from ds4py.engine import Engine, SessionOptions
+from ds4py.engine.accept import Synthetic, check_rates, synthetic_rates
+from ds4py.engine.speculation import line, speculating, target_of
+from ds4py.engine.statistics import Trace, llama_lines, mtp_timing_lines, telemetry
+from ds4py.errors import UnsupportedError, UsageError
+from ds4py.gguf import GgufFile, open_gguf
+from ds4py.protocols import SpecStats
+
+if TYPE_CHECKING:
+    from ds4py.engine import Session
+
+# Types that are known and that this build does not have, each with what they come with.
+LATER: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "draft-eagle3": "it comes with the EAGLE-3 drafter",
+        "draft-mtp": "it comes with the built-in MTP drafter",
+        "draft-dflash": "it comes with the DFlash drafter",
+        "draft-dspark": "it comes with the DSpark drafter",
+    }
+)
+# Names of llama.cpp's forks and older versions.
+_OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "draft": "draft-simple",
+        "eagle3": "draft-eagle3",
+        "mtp": "draft-mtp",
+        "nextn": "draft-mtp",
+        **{f"ngram_{kind}": f"ngram-{kind.replace('_', '-')}" for kind in ("simple", "map_k", "map_k4v", "mod", "cache")},
+    }
+)
+_LOOKUPS: Final = ("--lookup-cache-static", "--lookup-cache-dynamic")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Opened drafters and how sessions are to use them; `rates`: made-up acceptance for benchmarks, empty for the real one."""
+
+    drafters: Drafters
+    rates: tuple[float, ...] = ()
+    trace: Trace | None = None
+    timing: bool = False
+
+    def options(self, options: SessionOptions) -> SessionOptions:
+        """`options` for one new session, with a drafter of its own if one runs."""
+        made = speculating(options, self.drafters)
+        if self.rates:
+            made = replace(made, rule=Synthetic(self.rates, options.seed, options.stop_ids))
+        return made if self.trace is None else replace(made, trace=self.trace.of(0))
+
+    def closing_lines(self, stats: SpecStats) -> Iterator[str]:
+        """What is said when a session has ended: nothing if nothing was drafted and no timing was asked for."""
+        if self.rates and stats.drafted:
+            yield "the acceptance below was made up, and so was the text"
+        yield from llama_lines(stats, details=True)
+        if self.timing and self.drafters.types:
+            yield from mtp_timing_lines(stats, "+".join(self.drafters.types))
+            yield f"net of drafting and verifying {telemetry(stats)['netTokensPerSecond']:.2f} t/s"
+
+    def close(self) -> None:
+        """End the trace."""
+        if self.trace is not None:
+            self.trace.close()
+
+
+def asked_types(values: Values) -> tuple[str, ...]:
+    """The types of --spec-type (all of them, if it was given several times) and --spec-default, in precedence."""
+    names = [name.strip() for text in values.texts("spec_type") for name in text.split(",")]
+    return checked_types(names + ["ngram-mod"] * values.flag("spec_default"), "--spec-type")
+
+
+def checked_types(names: list[str], option: str) -> tuple[str, ...]:
+    """`names` in precedence, other programs' names included. UsageError, named after `option`, for one that is not here."""
+    names = [_OTHER_NAMES.get(name, name) for name in names]
+    for name in names:
+        if name in LATER:
+            raise UsageError(f"{option} {name} is not in this build yet: {LATER[name]}")
+    return parse_types(",".join(names)) if names else ()
+
+
+def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, accept: str, depth: str) -> SpecConfig:
+    """All settings of speculation as one value. Raises UsageError for what can never be obeyed."""
+    if "ngram-cache" not in types:
+        for name in _LOOKUPS:
+            if values.was_given(name):
+                raise UsageError(f"{name} is a file of the drafter ngram-cache: add it to the types, or leave the file out")
+
+    def sizes(kind: str) -> NgramSizes:
+        return NgramSizes(*(values.integer(f"spec_ngram_{kind}_{name}") for name in ("size_n", "size_m", "min_hits")))
+
+    return SpecConfig(
+        types=types,
+        draft_model=draft,
+        draft_threads=values.integer("spec_draft_threads") if values.has("spec_draft_threads") else None,
+        n_max=values.integer("spec_draft_n_max"),
+        n_min=values.integer("spec_draft_n_min"),
+        p_min=values.number("spec_draft_p_min"),
+        conf_min=values.number("spec_draft_conf_min"),
+        ngram_simple=sizes("simple"),
+        ngram_map_k=sizes("map_k"),
+        ngram_map_k4v=sizes("map_k4v"),
+        ngram_mod=ModSizes(*(values.integer(f"spec_ngram_mod_{name}") for name in ("n_match", "n_min", "n_max"))),
+        lookup_static=_file(values, "lookup_cache_static"),
+        lookup_dynamic=_file(values, "lookup_cache_dynamic"),
+        accept=accept,
+        depth=depth,
+        skip_streak=values.integer("spec_skip_streak"),
+    )
+
+
+def config_of(values: Values, log: Terminal) -> SpecConfig:
+    """`ds4`'s speculation options, with the draft model fetched if it is to come from the hub and opened. Nothing of the target
+    is needed, so a refusal comes before its weights are read."""
+    types = asked_types(values)
+    synthetic = values.has("spec_synth_len") or values.has("spec_synth_rates")
+    depth = "fixed" if synthetic and not values.was_given("--spec-depth") else values.text("spec_depth")
+    accept = "exact" if values.flag("mtp_exact_sampling") else "opportunistic"
+    path = None if _switched_off(values) else _draft_file(values, log)
+    config = spec_config(values, types, path, accept, depth)
+    if path is not None:
+        g = open_gguf(path)
+        if not types and (kind := recognise(g)) in LATER:
+            raise UnsupportedError(f"{path.name} is made for {kind}, which is not in this build yet: {LATER[kind]}")
+        config = replace(config, draft_model=g)
+    if synthetic and not config.types and config.draft_model is None:
+        raise UsageError("synthetic acceptance needs something that drafts: add --spec-type")
+    if values.has("spec_synth_rates"):
+        check_rates(_rates(values.text("spec_synth_rates")))
+    return config
+
+
+def rows_needed(config: SpecConfig) -> int:
+    """Rows of a forward call that the longest draft takes, in whole groups of 8 that kernels like; 0 without drafts."""
+    of_type = {
+        "ngram-simple": config.ngram_simple.value,
+        "ngram-map-k": config.ngram_map_k.value,
+        "ngram-map-k4v": config.ngram_map_k4v.value,
+        "ngram-mod": config.ngram_mod.n_max,
+    }
+    lengths = [of_type.get(name, config.n_max) for name in config.types]
+    if config.draft_model is not None:
+        lengths.append(config.n_max)
+    return -(-(1 + max(lengths)) // 8) * 8 if lengths else 0
+
+
+def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: GgufFile, log: Terminal) -> Speculation:
+    """Open `config`'s drafters beside `engine`, which was opened from `g`, and say what runs."""
+    drafters = open_drafters(config, target_of(engine, g), lambda sentence: log.say(f"ds4: {sentence}"))
+    if _switched_off(values):
+        drafters = replace(drafters, line="speculation: off, because --spec-type says none")
+    log.say(f"ds4: {line(drafters)}")
+    rates = _synthetic(values, drafters.n_max)
+    if rates:
+        shares = ", ".join(f"{rate:.3f}" for rate in rates)
+        log.say("ds4: warning: acceptance is made up, for benchmarks only: what is printed is not the model's text")
+        log.say(f"ds4: made-up acceptance commits {1 + sum(rates):.2f} tokens a pass, by position {shares}")
+    trace = Trace.open(values.text("spec_trace")) if values.has("spec_trace") else None
+    return Speculation(drafters, rates, trace, values.flag("mtp_timing"))
+
+
+def _synthetic(values: Values, n_max: int) -> tuple[float, ...]:
+    """The rates of --spec-synth-rates or --spec-synth-len for drafts of n_max tokens; empty without either."""
+    if values.has("spec_synth_len"):
+        return tuple(synthetic_rates(values.number("spec_synth_len"), n_max))
+    if not values.has("spec_synth_rates"):
+        return ()
+    rates = _rates(values.text("spec_synth_rates"))
+    if len(rates) != n_max:
+        raise UsageError(f"--spec-synth-rates has {len(rates)} numbers, but the longest draft has {n_max} tokens; give one for each")
+    return rates
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--spec-synth-rates takes numbers separated by commas, not {text!r}") from None
+
+
+def _switched_off(values: Values) -> bool:
+    """Whether the user said `none`, which also keeps a draft model out."""
+    return any(name.strip() == "none" for text in values.texts("spec_type") for name in text.split(","))
+
+
+def _draft_file(values: Values, log: Terminal) -> Path | None:
+    """The draft model's file: that of -md, or of the hub's repository, in which -md then names a file."""
+    if not values.has("spec_draft_hf"):
+        return _file(values, "spec_draft_model")
+    from ds4py.cli.obtaining import obtain
+    from ds4py.hub.choosing import reference
+
+    name = values.text("spec_draft_model") if values.has("spec_draft_model") else None
+    return obtain(values, reference(values.text("spec_draft_hf"), name), log)
+
+
+def _file(values: Values, key: str) -> Path | None:
+    return Path(values.text(key)) if values.has(key) else None
+
+
+def say_closing(speculation: Speculation | None, session: Session, log: Terminal) -> None:
+    """The statistics of a session that is over."""
+    if speculation is not None:
+        for sentence in speculation.closing_lines(session.stats):
+            log.say(f"ds4: {sentence}")
