@@ -123,7 +123,8 @@ class LastLayers(torch.nn.Module):
         self.embd = torch.from_numpy(values(g, "token_embd.weight"))
         own = tuple(f"blk.{i}." for i in self.layers)
         names = [name for name in g.tensors if name.startswith(own) or name == "output_norm.weight"]
-        self.weights = torch.nn.ParameterDict({key(name): torch.nn.Parameter(torch.from_numpy(values(g, name))) for name in names})
+        trained = {key(name): torch.nn.Parameter(torch.from_numpy(values(g, name))) for name in names}
+        self.weights = torch.nn.ParameterDict(trained)
         n_rot = self.embd.shape[1] // self.heads
         inv_freq = g.get("rope.freq_base", 10000.0) ** (-torch.arange(0, n_rot, 2).double() / n_rot)
         angle = torch.arange(g.require("context_length")).double()[:, None] * inv_freq
@@ -185,7 +186,8 @@ def train(model: LastLayers, g: GgufFile, texts: Sequence[Text], minutes: float,
         step += 1
         if step == 1 or time.monotonic() - shown > 15:
             shown = time.monotonic()
-            print(f"{spent:4.0%} step {step}: KL {parts[0]:.3f}, distance {parts[1]:.3f}, equal argmax {parts[2]:.3f}", flush=True)
+            kl, distance, equal = parts
+            print(f"{spent:4.0%} step {step}: KL {kl:.3f}, distance {distance:.3f}, equal argmax {equal:.3f}", flush=True)
 
 
 def _loss(model: LastLayers, batch: Sequence[Text], norm: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
@@ -206,7 +208,7 @@ def _loss(model: LastLayers, batch: Sequence[Text], norm: torch.Tensor, head: to
 
 
 def save(model: LastLayers, g: GgufFile, path: Path, kind: GgmlType, head_kind: GgmlType | None, note: dict[str, Any]) -> None:
-    """The draft file with the trained tensors, matrices as `kind`; embedding and head as `head_kind` if given, all else as it is."""
+    """The draft file with the trained tensors, matrices as `kind`, and the embedding as `head_kind` if given; the rest as it is."""
 
     def stored(name: str) -> NewTensor:
         again = name == "token_embd.weight" and head_kind is not None
@@ -254,8 +256,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=80, help="of each answer")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--threads", type=int, default=1, help="of the training; more are slower on a machine that is not idle")
-    parser.add_argument("--type", default="Q8_0", choices=["F16", "Q8_0", "Q4_1", "Q4_0"], help="how matrices are stored")
-    parser.add_argument("--head-type", default="", choices=["", "F16", "Q8_0", "Q4_1", "Q4_0"], help="store embedding and head so")
+    kinds = ["F16", "Q8_0", "Q4_1", "Q4_0"]
+    parser.add_argument("--type", default="Q8_0", choices=kinds, help="how trained matrices are stored")
+    parser.add_argument("--head-type", default="", choices=["", *kinds], help="... and the embedding (default: as it is)")
     args = parser.parse_args(argv)
     try:
         run(args)

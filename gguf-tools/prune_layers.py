@@ -3,8 +3,8 @@
 
     prune_layers.py --in MODEL.gguf --keep 0-5,24-29 --out DRAFT.gguf
 
-Vocabulary, embedding and head stay, so the result can draft for the model it came from. Metadata that has one entry per layer is cut
-likewise. Where the layers came from is written into the file (`ds4.pruned.*`). Without training afterwards expect little:
+Vocabulary, embedding and head stay, so the result can draft for the model it came from. Metadata that has one entry per layer is
+cut likewise. Where the layers came from is written into the file (`ds4.pruned.*`). Without training afterwards expect little:
 distil_draft.py trains what comes out.
 """
 

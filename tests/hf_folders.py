@@ -80,7 +80,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def quantise_fp8(tiny: Tiny, block: tuple[int, int] = (128, 128)) -> None:
-    """Turn the matrices of a saved layer into FP8 with a scale per block, on the disk; and in the module, into what that means."""
+    """Turn the matrices of all layers into FP8 with a scale per block on the disk, and into what that means in the module."""
     path = tiny.path / "model.safetensors"
     saved = load_file(path)
     params = dict(tiny.hf.named_parameters())

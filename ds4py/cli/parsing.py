@@ -67,7 +67,8 @@ class Values:
         return tuple(str(item) for item in value) if isinstance(value, tuple) else ()
 
     def has(self, key: str) -> bool:
-        return self.table[key] is not None
+        """Whether it has a value; a row that this command does not take has none."""
+        return self.table.get(key) is not None
 
 
 def parse(command: str, argv: Sequence[str]) -> Values:

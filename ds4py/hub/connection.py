@@ -140,14 +140,18 @@ def _compare(piece: Piece, response: Any) -> None:
 
 
 def _first_byte(response: Any, piece: Piece, start: int) -> int:
-    """Where the answer begins. RangeError for a range that is not the one asked for and would leave a gap."""
+    """Where the answer begins. RangeError for a range that is not the one asked for and would leave a gap, AgainError for another
+    length than the listing's: the log-in page of a network answers 200 to everything, and its bytes must not begin a part."""
     if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
         raise FormatError(f"{host_of(str(response.url))} sends {piece.path} compressed although it was asked not to")
     if response.status_code == 200:
+        length = response.headers.get("content-length", "")
+        if length.isdigit() and int(length) != piece.size:
+            raise AgainError(f"{host_of(str(response.url))} offers {length} bytes as {piece.path}, which has {piece.size}")
         return 0
     unit, _, span = response.headers.get("content-range", "").partition(" ")
-    first = span.partition("-")[0].strip()
-    if unit.lower() != "bytes" or not first.isdigit() or int(first) > start:
+    first, total = span.partition("-")[0].strip(), span.rpartition("/")[2].strip()
+    if unit.lower() != "bytes" or not first.isdigit() or int(first) > start or total not in ("*", str(piece.size)):
         raise RangeError(f"{host_of(str(response.url))} sent another range than bytes={start}-")
     return int(first)
 

@@ -144,8 +144,10 @@ def open_part(final: Path, plan: Plan, say: Say) -> Iterator[Part]:
         with FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
             yield Part(path, file)
     finally:
-        if not path.exists():
-            with suppress(OSError):
+        with suppress(OSError):
+            if path.exists() and path.stat().st_size == 0:
+                path.unlink()
+            if not path.exists():
                 note.unlink()
         os.close(lock)
 

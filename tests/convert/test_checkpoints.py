@@ -151,7 +151,7 @@ def test_rows_of_no_whole_blocks_fall_back_and_are_told(tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "out.gguf")
 
 
-# --- the file format --------------------------------------------------------------------------------------------------------------
+# --- the file format -------------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
@@ -235,7 +235,7 @@ def test_only_our_errors_come_out_of_noise(data: st.DataObject, tmp_path_factory
         pass
 
 
-# --- configs and scales -------------------------------------------------------------------------------------------------------------
+# --- configs and scales ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def test_llama_cpp_gets_the_same_ids(cut: str, tmp_path: Path) -> None:
     g = converted(with_tokenizer(tmp_path / "tiny", theirs))
     peer = Llama(str(g.path), vocab_only=True, verbose=False)
     for line in LINES:
-        assert peer.tokenize(line.encode(), add_bos=False, special=False) == theirs.encode(line, add_special_tokens=False).ids, line
+        ids = theirs.encode(line, add_special_tokens=False).ids
+        assert peer.tokenize(line.encode(), add_bos=False, special=False) == ids, line
 
 
 def test_unknown_pre_tokenizer_stops_with_its_hash_and_can_be_named(tmp_path: Path) -> None:
@@ -128,11 +129,11 @@ def test_a_normaliser_that_changes_text_is_unknown(change: str, tmp_path: Path) 
         make_plan(folder, Options())
 
 
-# --- padding ----------------------------------------------------------------------------------------------------------------
+# --- padding ---------------------------------------------------------------------------------------------------------------
 
 
 def test_padding_rows_are_typed_unused_and_never_sampled(tmp_path: Path) -> None:
-    """300 tokens and 340 rows, the extra rows of the head far larger than the others: a sampler that knew them would take them."""
+    """300 tokens and 340 rows; the extra rows of the head are far larger, so a sampler that saw them would take them."""
     tiny = save_folder("llama", tmp_path / "tiny", vocab_size=340)
     path = tiny.path / "model.safetensors"
     weights = load_file(path)
@@ -222,7 +223,7 @@ def test_no_tokenizer_at_all(tmp_path: Path) -> None:
         make_plan(tiny.path, Options())
 
 
-# --- tied heads ---------------------------------------------------------------------------------------------------------------
+# --- tied heads ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_tied_head_is_not_written_twice(tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
         make_plan(tiny.path, Options())
 
 
-# --- SentencePiece ------------------------------------------------------------------------------------------------------------
+# --- SentencePiece ---------------------------------------------------------------------------------------------------------
 
 WORDS = [
     *(SPACE + word for line in LINES[:9] for word in line.split()),
@@ -350,7 +351,7 @@ def test_a_damaged_tokenizer_model_gives_our_error_at_every_cut(tmp_path: Path) 
             read_vocabulary(tmp_path)
 
 
-# --- the texts around -----------------------------------------------------------------------------------------------------------
+# --- the texts around ------------------------------------------------------------------------------------------------------
 
 
 def test_chat_templates(tmp_path: Path) -> None:
@@ -379,7 +380,7 @@ def test_spelled_special_tokens_win_over_ids_and_lists_give_an_end_of_turn(tmp_p
     (folder / "tokenizer_config.json").unlink()
     (folder / "special_tokens_map.json").unlink(missing_ok=True)
     kv = make_plan(folder, Options()).kv
-    assert (kv["tokenizer.ggml.bos_token_id"], kv["tokenizer.ggml.eos_token_id"], kv["tokenizer.ggml.eot_token_id"]) == (7, 5, 298)
+    assert [kv[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "eot")] == [7, 5, 298]
 
 
 def test_added_text_token_is_matched_in_plain_text(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@
 
 The target answers eight prompts, at temperature 0 and at temperature 1. Each answer is then given to both models, and at every
 position of it the two draw the next token with the same noise, as a drafter does: what is printed is how often they draw the same
-one. That is the acceptance of the first drafted token; of a draft of n tokens the n-th counts only if the ones before it did, so
-the expected length of the accepted part is (1 - a^n) a / (1 - a) if acceptances a were independent. Prompts are not used for
-training (gguf-tools/distil_draft.py).
+one. That is the acceptance of a drafted token whose predecessors were accepted. gguf-tools/distil_draft.py trains on other
+prompts.
 
 --time decodes token by token with both, in turns, and prints the median ratio; run it on a quiet machine.
 """
@@ -104,9 +103,8 @@ def main() -> int:
     chat = open_format(g, tokenizer)
     prompts = [tokenizer.encode_prompt(chat.render([Message("user", text)])) for text in PROMPTS]
     target = Engine.open(g, EngineOptions(n_ctx=1024))
-    texts = {
-        t: [(answer(target, p, t, args.tokens, tokenizer.stop_ids), len(p)) for p in prompts] for t in (0.0, 1.0)
-    }
+    stops = tokenizer.stop_ids
+    texts = {t: [(answer(target, p, t, args.tokens, stops), len(p)) for p in prompts] for t in (0.0, 1.0)}
     print("draft | MB | layers | accepted at temperature 0 | at 1 | positions | cost in target tokens")
     for path in args.draft:
         draft = Engine.open(open_gguf(path), EngineOptions(n_ctx=1024))
@@ -114,7 +112,8 @@ def main() -> int:
         ratio = f"{cost(target, draft, texts[0.0][0][0]):.2f}" if args.time else "-"
         size = path.stat().st_size / 1e6
         rates = " | ".join(f"{np.mean(same[t]):.3f}" for t in texts)
-        print(f"{path.name} | {size:.1f} | {draft.model.n_layers} | {rates} | {len(same[0.0])} + {len(same[1.0])} | {ratio}", flush=True)
+        count = f"{len(same[0.0])} + {len(same[1.0])}"
+        print(f"{path.name} | {size:.1f} | {draft.model.n_layers} | {rates} | {count} | {ratio}", flush=True)
     return 0
 
 
