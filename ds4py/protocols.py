@@ -331,6 +331,7 @@ class Draft:
     tokens: Sequence[int] = ()
     confidence: Sequence[float] | None = None  # one per token, 0..1, or None
     source: str = ""  # name of the drafter that made it, for the statistics
+    lag: int = 0  # tokens that the drafter had to evaluate first because it had not been asked for a while
 
 
 @dataclass(frozen=True)

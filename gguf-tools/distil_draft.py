@@ -208,7 +208,7 @@ def _loss(model: LastLayers, batch: Sequence[Text], norm: torch.Tensor, head: to
 
 
 def save(model: LastLayers, g: GgufFile, path: Path, kind: GgmlType, head_kind: GgmlType | None, note: dict[str, Any]) -> None:
-    """The draft file with the trained tensors, matrices as `kind`, and the embedding as `head_kind` if given; the rest as it is."""
+    """The draft file with the trained tensors, matrices as `kind`, and the embedding as `head_kind` if given; the rest stays."""
 
     def stored(name: str) -> NewTensor:
         again = name == "token_embd.weight" and head_kind is not None

@@ -29,7 +29,7 @@ def layer_list(text: str, n_layers: int) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--keep takes layers like 0-5,24-29, not {text!r}")
-        chosen |= set(range(int(first), int(last or first) + 1))
+        chosen |= set(range(int(first), min(int(last or first), n_layers) + 1))
     if not chosen or max(chosen) >= n_layers:
         raise UsageError(f"--keep {text} does not choose from layers 0 to {n_layers - 1}")
     return sorted(chosen)

@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.clean and fault.cut is not None:
             body = body[: fault.cut]
         self.send_response(206 if ranged else 200)
-        if ranged:
+        if ranged and "Content-Range" not in fault.headers:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         for name, value in {**self._linked(repo, path), **fault.headers}.items():
             self.send_header(name, value)

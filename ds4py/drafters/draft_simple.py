@@ -92,7 +92,7 @@ class DraftSimple:
         k = min(k, self._n_max, self._room())
         if k < max(1, self._n_min):
             return Draft()
-        row = self._catch_up(last)
+        row, lag = self._catch_up(last)
         tokens: list[int] = []
         sure: list[float] = []
         while True:
@@ -109,8 +109,8 @@ class DraftSimple:
                 break
             row = self._feed([tokens[-1]])
         if len(tokens) < self._n_min:
-            return Draft()
-        return Draft(tokens, sure[: len(tokens)] if self._p_min > 0 else None, NAME)
+            tokens = []
+        return Draft(tokens, sure[: len(tokens)] if self._p_min > 0 else None, NAME, lag)
 
     def payload(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` needs to go on without feeding anything again."""
@@ -146,8 +146,9 @@ class DraftSimple:
         if self._state.pos > n:
             self._state.truncate(n)
 
-    def _catch_up(self, last: int) -> F32:
-        """Evaluate what is missing of the tokens, and `last`: the row of logits after it."""
+    def _catch_up(self, last: int) -> tuple[F32, int]:
+        """Evaluate what is missing of the tokens, and `last`. Returns the row of logits after it, and how many were missing beyond
+        what is missing from pass to pass."""
         self._settle()
         n = min(self._agreed, len(self._fed))
         while n < min(len(self._fed), len(self._tokens)) and self._fed[n] == self._tokens[n]:
@@ -162,7 +163,8 @@ class DraftSimple:
         missing = [*self._tokens[n:], last]
         for at in range(0, len(missing) - 1, self._draft.max_rows):
             self._feed(missing[at : min(at + self._draft.max_rows, len(missing) - 1)], n_logits=0)
-        return self._feed([last])
+        # after a draft that held to its end, its last token is missing too
+        return self._feed([last]), max(len(missing) - 2, 0)
 
     def _feed(self, tokens: Sequence[int], n_logits: int = 1) -> F32:
         """Evaluate `tokens`; the last row of logits, as wide as the target's, if asked. Valid until the next forward."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ds4py.errors import FormatError, ResourceError
 from ds4py.gguf.atomic import replacing
@@ -137,7 +136,7 @@ def read_lookup_cache(path: str | os.PathLike[str], vocab_size: int, missing_ok:
             what = too_large if size > MAX_FILE_BYTES else "no whole number of 4-byte values"
             raise FormatError(f"{path}: not a usable lookup cache: it has {size:,} bytes, {what}")
         # copied, not mapped: a file that another process cuts short must not kill this one
-        numbers = np.fromfile(path, "<i4")
+        numbers = np.fromfile(path, "<i4").astype(np.int32, copy=False).data
     except FileNotFoundError as error:
         raise ResourceError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
@@ -146,54 +145,61 @@ def read_lookup_cache(path: str | os.PathLike[str], vocab_size: int, missing_ok:
     return _parse(Path(path), numbers, vocab_size)
 
 
-def _parse(path: Path, numbers: npt.NDArray[np.int32], vocab_size: int) -> LookupCache:
+class _Lie(Exception):
+    """What cannot be true of the record at hand."""
+
+
+def _parse(path: Path, numbers: memoryview, vocab_size: int) -> LookupCache:
     cache = LookupCache()
     at = n_records = 0
     while at < len(numbers):
         n_records += 1
-        where = f"{path}: record {n_records:,} at byte {4 * at:,}"
-        if len(numbers) - at < MAX_N + 1:
-            raise FormatError(f"{where}: the file ends inside it")
-        *padded, n_next = numbers[at : at + MAX_N + 1].tolist()
-        ngram = _ngram(where, padded, vocab_size)
-        at += MAX_N + 1
-        if not 1 <= n_next <= vocab_size:
-            raise FormatError(f"{where}: it has {n_next:,} continuations, expected 1 to {vocab_size:,}")
-        if 2 * n_next > len(numbers) - at:
-            raise FormatError(f"{where}: it has {n_next:,} continuations, but the file ends before the last of them")
-        pairs = numbers[at : at + 2 * n_next]
-        at += 2 * n_next
-        if cache.after(pack(ngram), len(ngram)):
-            raise FormatError(f"{where}: its n-gram {_shown(ngram)} has a record already")
-        _add_pairs(cache, where, ngram, pairs, vocab_size)
+        try:
+            at = _read_record(cache, numbers, at, vocab_size)
+        except _Lie as lie:
+            raise FormatError(f"{path}: record {n_records:,} at byte {4 * at:,}: {lie}") from None
     return cache
 
 
-def _ngram(where: str, padded: Sequence[int], vocab_size: int) -> Sequence[int]:
+def _read_record(cache: LookupCache, numbers: memoryview, at: int, vocab_size: int) -> int:
+    """Add the record that begins at number `at` to the cache; returns where the next one begins."""
+    if len(numbers) - at < MAX_N + 1:
+        raise _Lie("the file ends inside it")
+    *padded, n_next = numbers[at : at + MAX_N + 1].tolist()
+    ngram = _ngram(padded, vocab_size)
+    start = at + MAX_N + 1
+    if not 1 <= n_next <= vocab_size:
+        raise _Lie(f"it has {n_next:,} continuations, expected 1 to {vocab_size:,}")
+    if 2 * n_next > len(numbers) - start:
+        raise _Lie(f"it has {n_next:,} continuations, but the file ends before the last of them")
+    packed, end = pack(ngram), start + 2 * n_next
+    if cache.after(packed, len(ngram)):
+        raise _Lie(f"its n-gram {_shown(ngram)} has a record already")
+    pairs = numbers[start:end].tolist()
+    tokens, counts = pairs[0::2], pairs[1::2]
+    if len(set(tokens)) < n_next:
+        raise _Lie(f"a token is listed twice as a continuation of {_shown(ngram)}")
+    for token, count in zip(tokens, counts, strict=True):
+        _check_id(token, vocab_size)
+        if count < 1:
+            raise _Lie(f"token {token} has the count {count}, expected 1 or more")
+        cache.add(packed, len(ngram), token, count)
+    return end
+
+
+def _ngram(padded: Sequence[int], vocab_size: int) -> Sequence[int]:
     """The n-gram of a record without its padding."""
-    n = next((i for i, token in enumerate(padded) if token == -1), MAX_N)
+    n = padded.index(-1) if -1 in padded else MAX_N
     if n == 0 or any(token != -1 for token in padded[n:]):
-        raise FormatError(f"{where}: its n-gram {_shown(padded)} is not 1 to {MAX_N} tokens followed by -1")
+        raise _Lie(f"its n-gram {_shown(padded)} is not 1 to {MAX_N} tokens followed by -1")
     for token in padded[:n]:
-        _check_id(where, token, vocab_size)
+        _check_id(token, vocab_size)
     return padded[:n]
 
 
-def _add_pairs(cache: LookupCache, where: str, ngram: Sequence[int], pairs: npt.NDArray[np.int32], vocab_size: int) -> None:
-    tokens, counts = pairs[0::2].tolist(), pairs[1::2].tolist()
-    if len(set(tokens)) < len(tokens):
-        raise FormatError(f"{where}: a token is listed twice as a continuation of {_shown(ngram)}")
-    packed = pack(ngram)
-    for token, count in zip(tokens, counts, strict=True):
-        _check_id(where, token, vocab_size)
-        if count < 1:
-            raise FormatError(f"{where}: token {token} has the count {count}, expected 1 or more")
-        cache.add(packed, len(ngram), token, count)
-
-
-def _check_id(where: str, token: int, vocab_size: int) -> None:
+def _check_id(token: int, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
-        raise FormatError(f"{where}: token {token} is outside the vocabulary of {vocab_size:,}: it was made for another model")
+        raise _Lie(f"token {token} is outside the vocabulary of {vocab_size:,}: it was made for another model")
 
 
 def _shown(ngram: Sequence[int]) -> str:

@@ -9,18 +9,17 @@ Of a draft of k tokens three things matter, and all of them are measured on the 
 * what plain decoding would have done in the time: the curve at one row.
 
 From these follow, for every depth, the expected tokens and seconds of a pass. The depth with the most tokens per second is
-asked for; another one, and giving up, takes its place only if it promises 2 % more; 5 %
-once drafting was given up.
+asked for. Another one, or giving up, takes its place only if it promises 2 % more, and drafting again only if that promises 5 %.
 
 What giving up costs is bounded by an account. Every pass pays in 1 % of its seconds; every pass that was asked for a draft pays
-in what it gained against plain decoding, or takes out what it lost; the balance stays between a few probes of debt and some tens
-of credit. Once drafting has been given up, a probe (a draft of the least depth) is made only when the balance covers its
-expected cost, and after a miss not before 2, then 4, 8, ... 32 passes. So drafting for a text that is never foreseen loses the
-first four drafts, which measure, and at most 1 % of the time after them; and where drafting has gained much, some of that may be
-spent on watching for the next such passage.
+in what it gained against plain decoding, or takes out what it lost. The balance is at most some tens of probes, and a passage
+that drafting loses before it is given up leaves a few probes of debt at most. From then on a probe, a draft of the least depth,
+is made only when the balance covers its expected cost, and after a miss not before 2, then 4, 8, ... 32 passes. So drafting for
+a text that is never foreseen loses the first four drafts, which measure, and at most 1 % of the time after them; and where
+drafting has gained much, some of that may be spent on watching for the next such passage.
 
-The first time a count is met includes compiling or recording for it, and a proposal may include catching up with what was not
-drafted; so a measurement counts only from the second one on.
+The first time a count is met includes compiling or recording for it, so a measurement counts only from the second one on. A
+proposal that had to catch up with passes without drafts says nothing about the next one's cost, but the account pays for it.
 
 Since the clock decides, the number of passes differs from run to run, and the text does not (accept.py). Rejected: a fixed table
 of costs, a threshold of acceptance (where drafting breaks even depends on the slope of the verify's cost, which differs by a
@@ -168,7 +167,8 @@ class CostAware:
             return
         self._verify.add(done.rows, done.verify_seconds)
         if done.asked:
-            self._draft.add(done.drafted, done.draft_seconds)
+            if done.draft.lag == 0:
+                self._draft.add(done.drafted, done.draft_seconds)
             news = done.accepted > 0 and not self._on and self._pause >= _LONG_PAUSE
             self._offered.count(done.drafted, done.asked, _KEEP)
             self._right.count(done.accepted, done.drafted, _KEEP_NEWS if news else _KEEP)
@@ -193,7 +193,9 @@ class CostAware:
         if done.asked and self._n_drafts > _FREE_DRAFTS:
             company = done.n_sessions - 1
             self._balance -= seconds - self._plain * (company + done.committed) / (company + 1)
-        self._balance = max(min(self._balance, _CREDIT * self._probe), _DEBT * self._probe)
+        self._balance = min(self._balance, _CREDIT * self._probe)
+        if self._on:  # a passage that drafting lost is forgiven in part, a probe never
+            self._balance = max(self._balance, _DEBT * self._probe)
         self._wait = max(self._wait - 1, 0)
         if done.accepted:
             self._pause = 1

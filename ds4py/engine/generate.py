@@ -24,12 +24,12 @@ walk: of n tokens committed in a pass the last is the target's own and n - 1 wer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ds4py.errors import NumericError
-from ds4py.protocols import F32, Draft, Pass, Span, Step
+from ds4py.protocols import F32, Draft, Out, Pass, Span, Step
 
 if TYPE_CHECKING:
     from ds4py.engine.session import Session
@@ -45,21 +45,21 @@ class _Proposal:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """One session's part of a verify: n = 1 + len(draft.tokens) rows, the first of which evaluated its last token."""
-
-    proposal: _Proposal
-    rows: F32  # [n, V] logits
-    taps: Mapping[int, F32]  # layer -> [n, D], for the layers its drafter needs
-
-
-@dataclass(frozen=True)
 class _Verify:
     """One forward call over all sessions, and what it cost."""
 
+    out: Out
     seconds: float
-    rows: int
     n_sessions: int
+
+    def rows(self, i: int) -> F32:
+        """Logits [n, V] of session i: n = 1 + length of its draft, and the first row evaluated its last token."""
+        return self.out.of(i)
+
+    def taps(self, i: int, layers: Sequence[int]) -> Mapping[int, F32]:
+        """Taps [n, D] of the same rows, since every row was asked for its logits."""
+        start, stop = self.out.offsets[i : i + 2]
+        return {layer: self.out.taps[layer][start:stop] for layer in layers}
 
 
 def generate(session: Session, max_tokens: int | None = None) -> Iterator[Step]:
@@ -85,12 +85,8 @@ def step(sessions: Sequence[Session]) -> list[Step]:
         raise ValueError(f"a pass takes 1 to {sessions[0].limits.max_rows} sessions that have not finished")
     try:
         proposals = [_propose(session, n_rows - 1) for session in sessions]
-        began = perf_counter()
-        blocks = _verify(sessions, proposals)
-        seconds = perf_counter() - began
-        total = sum(len(block.rows) for block in blocks)
-        verify = _Verify(seconds, total, len(sessions))
-        return [_accept(session, block, verify) for session, block in zip(sessions, blocks, strict=True)]
+        verify = _verify(sessions, proposals)
+        return [_accept(session, proposals[i], verify, i) for i, session in enumerate(sessions)]
     except BaseException:
         for session in sessions:
             session.settle()
@@ -110,32 +106,25 @@ def _propose(session: Session, max_len: int) -> _Proposal:
     tokens = list(draft.tokens[:k])
     unknown = next((i for i, token in enumerate(tokens) if not 0 <= token < session.model.vocab_size), k)
     n = session.sampler.possible(tokens[:unknown])
-    useful = Draft(tokens[:n], draft.confidence and draft.confidence[:n], draft.source)
+    useful = replace(draft, tokens=tokens[:n], confidence=draft.confidence and draft.confidence[:n])
     return _Proposal(useful, k, perf_counter() - began)
 
 
-def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> list[_Block]:
-    """Evaluate every session's last token and draft in one forward call, and hand each session its part of the result."""
+def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> _Verify:
+    """Evaluate every session's last token and draft in one forward call."""
+    began = perf_counter()
     spans = [
         Span(session.state, [session.tokens[-1], *proposal.draft.tokens], n_logits=1 + len(proposal.draft.tokens))
         for session, proposal in zip(sessions, proposals, strict=True)
     ]
     layers = sorted({layer for session in sessions for layer in session.drafter.needs.taps})
     out = sessions[0].model.forward(spans, layers)
-    # every row was asked for its logits, so rows of taps and rows of logits are counted alike
-    return [
-        _Block(
-            proposal,
-            out.of(i),
-            {layer: out.taps[layer][out.offsets[i] : out.offsets[i + 1]] for layer in session.drafter.needs.taps},
-        )
-        for i, (session, proposal) in enumerate(zip(sessions, proposals, strict=True))
-    ]
+    return _Verify(out, perf_counter() - began, len(sessions))
 
 
-def _accept(session: Session, block: _Block, verify: _Verify) -> Step:
-    """Walk one session's rows, cut its timelines to what was chosen and commit it."""
-    draft, rows = block.proposal.draft, block.rows
+def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> Step:
+    """Walk the rows of session number i, cut its timelines to what was chosen and commit it."""
+    draft, rows = proposal.draft, verify.rows(i)
     base = len(session.tokens) - 1  # the position of rows[0], whose logits choose the token at base + 1
     chosen: list[int] = []
     try:
@@ -152,10 +141,11 @@ def _accept(session: Session, block: _Block, verify: _Verify) -> Step:
     session.drafter.truncate(base)
     session.sampler.truncate(base + 1 + n)
     evaluated = [session.tokens[-1], *chosen[:-1]] if n else []
-    session.drafter.observe(evaluated, {layer: taps[:n] for layer, taps in block.taps.items()})
+    taps = verify.taps(i, session.drafter.needs.taps)
+    session.drafter.observe(evaluated, {layer: tapped[:n] for layer, tapped in taps.items()})
 
-    last, asked, draft_seconds = session.tokens[-1], block.proposal.asked, block.proposal.seconds
-    done = Pass(base, last, asked, draft, n, draft_seconds, verify.seconds, verify.rows, verify.n_sessions)
+    cost = (proposal.seconds, verify.seconds, len(verify.out.logits), verify.n_sessions)
+    done = Pass(base, session.tokens[-1], proposal.asked, draft, n, *cost)
     session.record(done)
     session.commit(chosen)
     return Step(chosen, rows[:n], done.drafted, done.accepted)

@@ -45,8 +45,11 @@ def line(drafters: Drafters) -> str:
     """The start-up line, without a prefix: which drafter runs and how, or why none does."""
     if not drafters.types:
         return drafters.line
-    depth = {"cost": "cost-aware depth", "adaptive": "adaptive depth", "fixed": "fixed depth"}[drafters.config.depth]
-    return f"{drafters.line}, {depth}, {drafters.config.accept} above temperature 0"
+    config = drafters.config
+    depth = {"cost": "depth by cost", "adaptive": "depth by acceptance", "fixed": "fixed depth"}[config.depth]
+    if config.depth == "cost" and config.accept == "opportunistic":
+        depth = "depth by cost at temperature 0 and by acceptance above"
+    return f"{drafters.line}, {depth}, {config.accept} above temperature 0"
 
 
 def _depth(drafters: Drafters, opportunistic: bool) -> DepthPolicy:

@@ -80,6 +80,8 @@ def test_what_a_silent_member_tried_is_taken_back_before_the_next_is_asked() -> 
     chain.propose(4, 5, View(4))
     assert speaker.asked == [(4, 5, 4)]
     assert chain.pos == 6  # a member ran ahead: the loop will cut it
+    chain.truncate(5)
+    assert [member.pos for member in chain.members] == [5, 3]
     chain.truncate(3)
     assert [member.pos for member in chain.members] == [3, 3] and silent.seen == [9, 9, 9]
 

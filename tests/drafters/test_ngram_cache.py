@@ -137,6 +137,12 @@ def test_at_most_eight_and_two_tokens_are_needed() -> None:
     assert ask(drafter, 1) == [1] * 8 and ask(drafter, 1, k=3) == [1] * 3
 
 
+def test_a_short_history_is_not_taken_for_one_that_begins_with_token_0() -> None:
+    dynamic = cache_of({(0, 0, 1, 2): {7: 5}, (0, 1, 2): {7: 5}})
+    assert look_up([1, 2], LookupCache(), LookupCaches(dynamic=dynamic), 1) == []
+    assert look_up([0, 1, 2], LookupCache(), LookupCaches(dynamic=dynamic), 1) == [7]
+
+
 def test_an_interrupted_question_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = NgramCache()
     drafter.observe([1, 2, 3], {})

@@ -86,6 +86,14 @@ def test_truncation_takes_the_evidence_back() -> None:
         drafter.truncate(pos)  # regenerate: as if it had never been asked
 
 
+def test_an_offer_that_was_cut_off_is_forgotten() -> None:
+    drafter = drafter_with([0, *KEY, *VALUE, 7, 8, 9, 5], NgramSizes(2, 4))
+    assert ask(drafter, 6) == VALUE
+    drafter.truncate(drafter.pos - 1)
+    drafter.observe([10, 5], {})  # the key comes up again, one position later: nothing has refuted its offer
+    assert ask(drafter, 6) == VALUE
+
+
 def test_an_offer_after_another_token_is_void() -> None:
     drafter = drafter_with([0, *KEY, *VALUE, 7, 8, 9, 5], NgramSizes(2, 4))
     assert ask(drafter, 6) == VALUE

@@ -90,3 +90,12 @@ def test_lengths_are_remembered_for_each_continuation() -> None:
     drafter.truncate(drafter.pos - 16)
     drafter.observe([1, 2, 3, 5], {})
     assert list(drafter.propose(9, 6, None).tokens) == []  # type: ignore[arg-type]
+
+
+def test_an_offer_that_was_cut_off_is_forgotten() -> None:
+    drafter = NgramMapK4V(NgramSizes(2, 2))
+    drafter.observe(text_of("1"), {})
+    assert list(drafter.propose(9, 6, None).tokens) == [11, 11]  # type: ignore[arg-type]
+    drafter.truncate(drafter.pos - 1)
+    drafter.observe([9, 5], {})  # the key comes up again, one position later: nothing has refuted its offer
+    assert list(drafter.propose(9, 6, None).tokens) == [11, 11]  # type: ignore[arg-type]

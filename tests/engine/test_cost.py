@@ -102,6 +102,30 @@ def test_a_drafter_that_is_always_wrong_costs_at_most_3_percent(slope: float, dr
     assert not policy.drafting and extra >= 3, "it did look"
 
 
+def test_catching_up_is_paid_for_too() -> None:
+    """A draft model that was not asked for a while evaluates all the tokens of that while first."""
+    policy, seconds, since, n = CostAware(8), 0.0, 40, 3000
+    for _ in range(n):
+        depth = policy.depth()
+        draft = 0.002 * depth + 0.001 * since if depth else 0.0
+        verify = 0.010 * (1 + 0.1 * depth)
+        policy.record(Pass(0, 0, depth, Draft([0] * depth, lag=since), 1, draft, verify, 1 + depth))
+        since = 0 if depth else since + 1
+        seconds += draft + verify
+    assert seconds < 1.03 * n * 0.010 and not policy.drafting
+
+
+def test_catching_up_once_is_no_reason_to_give_up() -> None:
+    policy, depths = CostAware(8), []
+    for i in range(60):
+        depths.append(policy.depth())
+        lag = 500 if i == 2 else 0
+        draft = 0.002 * depths[-1] + 0.001 * lag
+        done = Pass(0, 0, depths[-1], Draft([0] * depths[-1], lag=lag), depths[-1] + 1, draft, 0.010, 1 + depths[-1])
+        policy.record(done)
+    assert min(depths[3:]) > 0 and depths[-1] == 8
+
+
 def test_what_is_lost_after_the_first_passes_is_at_most_1_percent_and_grows_no_faster() -> None:
     world = World(linear(0.5), lambda k: 0.004 * k, 0.0)
     policy = CostAware(8)

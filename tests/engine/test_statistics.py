@@ -28,7 +28,7 @@ def spoken(trace: st.Trace | None = None, depth: int = 3, n: int = 60) -> Sessio
     for _ in plain.generate(n):
         pass
     drafter = Scripted(plain.tokens, EveryLength(depth))
-    drafting = SessionOptions(GREEDY, drafter=drafter, depth=FixedDepth(depth), trace=trace and trace.of(4))
+    drafting = SessionOptions(GREEDY, drafter=drafter, depth=FixedDepth(depth), trace=trace.of(4) if trace else None)
     session = engine.session(drafting)
     session.sync([1, 2, 3])
     for _ in session.generate(n):
