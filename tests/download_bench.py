@@ -16,7 +16,7 @@ from ds4py.hub.targets import Wanted
 
 REPO, FILE = "owner/models", "model-Q4_K_M.gguf"
 CONTENT = random.Random(1).randbytes(1_500_000)
-HASTY = Patience(timeout=0.5, tries=4, pause=0.0)
+HASTY = Patience(timeout=1.5, tries=4, pause=0.0)
 
 
 @dataclass

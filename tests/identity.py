@@ -11,7 +11,7 @@ grammar the answer is a long JSON list of a few words and numbers instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -21,9 +21,10 @@ from scripted_drafters import Scripted, always_right, always_wrong, from_table
 
 from ds4py.drafters import Drafters
 from ds4py.engine import Engine, FixedDepth, Penalties, Session, SessionOptions
+from ds4py.engine.accept import TargetDraw
 from ds4py.engine.cost import CostAware
 from ds4py.engine.schedule import FixedSchedule
-from ds4py.protocols import DepthPolicy, Drafter, SamplingParams
+from ds4py.protocols import F32, DepthPolicy, Draft, Drafter, SamplerView, SamplingParams
 
 FILTERS: dict[str, Any] = dict(top_k=40, top_p=0.95, min_p=0.02)
 MODES = {
@@ -107,16 +108,22 @@ def episode(subject: Subject, number: int, mode: str, variation: str, n_tokens: 
     return words, replace(options, bias=dict.fromkeys(subject.words, 100.0))
 
 
-def decode(session: Session, prompt: Sequence[int], n_tokens: int, with_second: bool = False) -> Record:
+class SecondChoices:
+    """An accept rule that is TargetDraw and remembers the second likeliest token, of those that are allowed, at each position."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, int] = {}
+
+    def walk(self, draft: Draft, rows: F32, sampler: SamplerView) -> Iterator[int]:
+        adjusted = sampler.schedule.adjust(rows[0])  # type: ignore[attr-defined]
+        self.found[sampler.pos] = int(np.argpartition(adjusted, -2)[-2])
+        yield from TargetDraw().walk(draft, rows, sampler)
+
+
+def decode(session: Session, prompt: Sequence[int], n_tokens: int) -> Record:
     session.sync(prompt)
-    rows: list[bytes] = []
-    second: dict[int, int] = {}
-    for step in session.generate(n_tokens):
-        for row in step.rows:
-            if with_second:
-                second[len(prompt) + len(rows)] = int(np.argpartition(row, -2)[-2])
-            rows.append(blake2b(row.tobytes(), digest_size=16).digest())
-    return Record(list(session.tokens), rows, cache_hashes(session), second)
+    rows = [blake2b(row.tobytes(), digest_size=16).digest() for step in session.generate(n_tokens) for row in step.rows]
+    return Record(list(session.tokens), rows, cache_hashes(session))
 
 
 def cache_hashes(session: Session) -> list[bytes]:
@@ -140,7 +147,9 @@ class Plain:
         key = number, mode, variation
         if key not in self._records:
             prompt, options = episode(self.subject, number, mode, variation, self.n_tokens)
-            self._records[key] = decode(self.subject.engine.session(options), prompt, self.n_tokens, with_second=True)
+            choices = SecondChoices()
+            found = decode(self.subject.engine.session(replace(options, rule=choices)), prompt, self.n_tokens)
+            self._records[key] = replace(found, second=choices.found)
         return self._records[key]
 
 

@@ -51,9 +51,9 @@ def constrained(
     inner = FixedSchedule(options.params, options.penalties, options.bias, opened.engine.model.vocab_size)
     after = None
     if prompt.inside_thinking and chat is not None and chat.think_tags is not None:
-        closing = opened.tokenizer.encode(chat.think_tags[1], special=True)
+        closing = opened.tokenizer.encode(chat.think_tags.close, special=True)
         if len(closing) != 1:
-            raise UnsupportedError(f"a grammar after reasoning needs {chat.think_tags[1]} to be one token; add --nothink")
+            raise UnsupportedError(f"a grammar after reasoning needs {chat.think_tags.close} to be one token; add --nothink")
         after = closing[0]
     return replace(options, schedule=grammar.schedule(inner, len(prompt.ids), after))
 

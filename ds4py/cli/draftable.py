@@ -1,7 +1,8 @@
 """Which drafters a model file could use, told from its metadata and tensor names.
 
 The idea: every way of drafting leaves a mark in a GGUF (an architecture name, a `nextn_predict_layers` count, tensors called
-`mtp.*`, `markov_w1`), so the answer needs no weights. The module describes files; it does not say that this build can draft.
+`mtp.*`, `markov_w1`), so the answer needs no weights. The module describes files; what this build cannot draft with yet is
+marked.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ def drafters_for(g: GgufFile) -> Iterator[tuple[str, str]]:
     if kind is not None:
         yield "support file", f"this is {kind}: it drafts for another model and answers nothing alone"
         return
-    yield "n-gram", "yes: looks the text so far up, needs no other file"
-    yield "draft model", f"yes, with a smaller GGUF of the same vocabulary ({vocabulary(g)})"
+    yield "n-gram", "yes: looks the text so far up, needs no other file (--spec-type ngram-mod and others)"
+    yield "draft model", f"yes, with a smaller GGUF of the same vocabulary ({vocabulary(g)}): -md FILE"
     yield "built-in MTP", _built_in(g)
     hidden = g.get("embedding_length", 0)
-    yield "support file", f"an EAGLE-3, DFlash or DSpark file made for this model (hidden size {hidden:,})"
+    made = f"an EAGLE-3, DFlash or DSpark file made for this model (hidden size {hidden:,})"
+    yield "support file", f"{made}; not in this build yet"
 
 
 def vocabulary(g: GgufFile) -> str:
@@ -68,4 +70,5 @@ def _built_in(g: GgufFile) -> str:
             "no: the file says it had such blocks, but their tensors were stripped" if blocks else "no: the file has no MTP block"
         )
     values = sum(prod(tensor.shape) for tensor in marked)
-    return f"yes: {blocks or 1} MTP block(s), {len(marked)} tensors of their own, {values / 1e6:.1f} M values"
+    held = f"{len(marked)} tensors of their own, {values / 1e6:.1f} M values"
+    return f"yes: {blocks or 1} MTP block(s), {held}; drafting with them is not in this build yet"

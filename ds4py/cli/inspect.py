@@ -25,7 +25,7 @@ from ds4py.gguf import GgufFile, Tensor
 from ds4py.protocols import F32, Buf, Ops, Out, Rows
 
 _LABEL_LEN = 18
-_DRAFTERS = "Drafters this file could use (drafting itself is not in this build yet)"
+_DRAFTERS = "Drafters this file could use"
 
 
 @dataclass(frozen=True)

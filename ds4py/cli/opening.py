@@ -84,7 +84,7 @@ def context_len(values: Values, g: GgufFile, log: Terminal) -> int:
 
 
 def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: int = 0) -> Engine:
-    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes, unless the user says less."""
+    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes."""
     threads = values.integer("threads") if values.has("threads") else None
     max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else max(EngineOptions().max_rows, n_rows)
     kernels = "cpu" if values.flag("cpu") else values.text("backend")

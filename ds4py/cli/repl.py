@@ -127,7 +127,8 @@ class Repl:
         self._log.say(f"thinking {how if conversation.chat.think_tags else 'not known to this model'}")
         stats = conversation.session.stats
         if stats.drafted:
-            self._log.say(f"drafts   {stats.accepted} of {stats.drafted} tokens accepted, {tokens_per_pass(stats):.2f} tokens a pass")
+            accepted = f"{stats.accepted} of {stats.drafted} tokens accepted"
+            self._log.say(f"drafts   {accepted}, {tokens_per_pass(stats):.2f} tokens a pass")
         self._log.say(f"speed    {self._last.line().removeprefix('ds4: ') if self._last else 'no turn yet'}")
 
     def _quit(self, argument: str) -> None:

@@ -1,12 +1,12 @@
 """`ds4-bench --spec TYPE,TYPE`: what each drafter gains or loses, against plain decoding of the same run.
 
-The idea: rounds, as in every comparison here. In a round each cell (text x temperature) is decoded plainly and with every drafter,
-one right after the other, and who goes first changes from round to round; one round before them is thrown away. A ratio is
-formed inside its round; its median is the figure, with the smallest and the largest beside it. Plain decoding is measured twice
-in a round, at both ends, and the faster one counts: a drafter is never compared with a plain run that met a busy moment.
+The idea: rounds, as in every comparison here. In a round each cell (text x temperature) is decoded plainly and with every
+drafter, one right after the other, and who goes first changes from round to round; one round before them is thrown away. A ratio
+is formed inside its round; its median is the figure, with the smallest and the largest beside it. Plain decoding is measured
+twice in a round, at both ends, and the faster one counts: a drafter is never compared with a plain run that met a busy moment.
 
-Two texts of our own bound what one will see: a code edit, most of which is in the prompt already, and a story nobody knows the end
-of. Drafters are as new as their session, so that no round learns from the one before it; a draft model is loaded once.
+Two texts of our own bound what one will see: a code edit, most of which is in the prompt already, and a story nobody knows the
+end of. Drafters are as new as their session, so that no round learns from the one before it; a draft model is loaded once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ _CODE = '''class Basket:
         lines = [f"{count} x {name} at {price}" for name, (price, count) in self.items.items()]
         return "\\n".join([f"basket of {self.owner}", *lines, f"total {self.total()}"])
 '''
-_EDIT = f"Here is a Python file.\n\n```python\n{_CODE}```\n\nHere is the same file with `owner` renamed to `customer`.\n\n```python\n"
+_ASKED = "Here is the same file with `owner` renamed to `customer`."
+_EDIT = f"Here is a Python file.\n\n```python\n{_CODE}```\n\n{_ASKED}\n\n```python\n"
 _STORY = (
     "The night the lighthouse went dark, seven people who had never met were sitting in the same waiting room, and each of them "
     "believed to be the only one who knew why. The first was a piano tuner with a broken wrist. Nobody could have guessed what "
@@ -161,14 +162,16 @@ def spec_bench(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
     print(f"{COMMAND}: {', '.join(names)} against plain decoding, {rounds} rounds of {n_gen} tokens", file=sys.stderr)
     cells = list(measure(bench, dict(zip(names, configs, strict=True)), rounds))
     print("\n".join(table(cells)))
-    mode = "exact: the same text as without drafts" if configs[0].accept == "exact" else "opportunistic: drafts may decide the text"
+    exact = configs[0].accept == "exact"
+    mode = "exact: the same text as without drafts" if exact else "opportunistic: drafts may decide the text"
     print(f"\nRatio: net speed over plain decoding in the same round. At temperature 1 acceptance is {mode}.")
     if values.has("csv"):
         with result_file(values.text("csv")) as out:
             out.write("\n".join([CSV_HEADER, *(cell.csv() for cell in cells), ""]))
     if values.has("json"):
         with result_file(values.text("json")) as out:
-            json.dump({"model": g.path.name, "accept": configs[0].accept, "cells": [asdict(cell) for cell in cells]}, out, indent=1)
+            found = {"model": g.path.name, "accept": configs[0].accept, "cells": [asdict(cell) for cell in cells]}
+            json.dump(found, out, indent=1)
     if values.has("plot"):
         draw(cells, Path(values.text("plot")), title=str(g.kv.get("general.name", g.path.name)))
     return 0
@@ -181,9 +184,8 @@ def configs_of(values: Values) -> list[SpecConfig]:
         raise UsageError("--spec needs drafters to measure, such as --spec ngram-simple,ngram-mod")
     draft = Path(values.text("spec_draft_model")) if values.has("spec_draft_model") else None
     accept = "exact" if values.flag("mtp_exact_sampling") else "opportunistic"
-    return [
-        spec_config(values, (name,), draft if name == "draft-simple" else None, accept, values.text("spec_depth")) for name in types
-    ]
+    drafts = {"draft-simple": draft}
+    return [spec_config(values, (name,), drafts.get(name), accept, values.text("spec_depth")) for name in types]
 
 
 def measure(bench: Bench, configs: Mapping[str, SpecConfig], rounds: int) -> Iterator[Cell]:
@@ -195,7 +197,7 @@ def measure(bench: Bench, configs: Mapping[str, SpecConfig], rounds: int) -> Ite
             runs: dict[str, list[Run]] = {name: [] for name in configs}
             for number in range(rounds + 1):
                 log.rewrite(f"{COMMAND}: {text}, temperature {temperature:g}, round {number} of {rounds}")
-                order = list(configs) if number % 2 else list(reversed(configs))
+                order = list(configs) if number % 2 else list(configs)[::-1]
                 before = bench.run(text, temperature, number, None)
                 found = {name: bench.run(text, temperature, number, configs[name]) for name in order}
                 after = bench.run(text, temperature, number, None)

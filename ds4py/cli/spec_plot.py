@@ -45,6 +45,7 @@ def draw(cells: Sequence[Cell], path: Path, title: str) -> None:
     right.set_xlabel("position in the draft")
     right.set_ylabel("share of drafts accepted so far")
     right.set_ylim(0, 1.02)
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.grid(alpha=0.3)
     figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()

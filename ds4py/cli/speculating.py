@@ -186,7 +186,8 @@ def _synthetic(values: Values, n_max: int) -> tuple[float, ...]:
         return ()
     rates = _rates(values.text("spec_synth_rates"))
     if len(rates) != n_max:
-        raise UsageError(f"--spec-synth-rates has {len(rates)} numbers, but the longest draft has {n_max} tokens; give one for each")
+        has = f"--spec-synth-rates has {len(rates)} numbers"
+        raise UsageError(f"{has}, but the longest draft has {n_max} tokens; give one for each")
     return rates
 
 

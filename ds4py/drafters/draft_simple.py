@@ -147,8 +147,8 @@ class DraftSimple:
             self._state.truncate(n)
 
     def _catch_up(self, last: int) -> tuple[F32, int]:
-        """Evaluate what is missing of the tokens, and `last`. Returns the row of logits after it, and how many were missing beyond
-        what is missing from pass to pass."""
+        """Evaluate what is missing of the tokens, and `last`. Returns the row of logits after it, and how many tokens were
+        missing beyond what is missing from pass to pass."""
         self._settle()
         n = min(self._agreed, len(self._fed))
         while n < min(len(self._fed), len(self._tokens)) and self._fed[n] == self._tokens[n]:

@@ -4,9 +4,9 @@ A depth policy sees what passes did and answers one number. In greedy and exact 
 changes text: a verify of any length commits the same tokens (accept.py). Opportunistic decoding is the exception, since there a
 draft decides what is committed; so it uses only policies of this file, and the same counts give the same text on any machine.
 
-`Adaptive` asks for as many tokens as are together more likely right than not by much, from a moving average of how often a
-drafted token is. When that falls too low it stops asking, and probes after 4 passes, then 8, 16, ... 64. Rejected: the length of
-the last accepted draft as the next depth, which follows noise.
+`Adaptive` keeps a moving average of how often a drafted token is right, and asks for tokens as far as the last of them is still
+40 % likely to be committed. When the average falls too low it stops asking, and probes after 4 passes, then 8, 16, ... 64.
+Rejected: the length of the last accepted draft as the next depth, which follows noise.
 """
 
 from __future__ import annotations

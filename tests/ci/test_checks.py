@@ -60,6 +60,7 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, sou
 def test_layers_start_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = load("layers")
     (tmp_path / "ds4py" / "cli").mkdir(parents=True)
+    (tmp_path / "ds4py" / "__init__.py").touch()  # without it an installed ds4py would be found first
     (tmp_path / "ds4py" / "cli" / "options.py").write_text("import numpy")
     monkeypatch.setattr(layers, "ROOT", tmp_path)
     assert list(layers.heavy_at_start()) == ["import ds4py.cli.options loads numpy; import it where it is used"]

@@ -123,8 +123,6 @@ REFUSED = [
     (["--dspark"], ["--dspark is not in this build yet: it comes with the DSpark drafter"]),
     (["--mtp"], ["--mtp is not in this build yet", "MTP"]),
     (["--mtp", "file.gguf"], ["--mtp is not in this build yet"]),
-    (["-md", "x"], ["-md is not in this build yet"]),
-    (["--spec-type", "ngram-simple"], ["--spec-type is not in this build yet", "speculative core"]),
     (["--draft-max", "3"], ["--draft-max is not supported", "--spec-draft-n-max"]),
     (["--ssd-streaming"], ["--ssd-streaming is not in this build yet"]),
     (["--dir-steering-file", "x"], ["--dir-steering-file is not in this build yet", "steering"]),
@@ -176,8 +174,8 @@ def test_a_bad_environment_value_names_the_variable(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_refused_environment_value_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "ngram-simple")
-    with pytest.raises(UsageError, match="LLAMA_ARG_SPEC_TYPE.*--spec-type.*not in this build yet"):
+    monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_P_SPLIT", "0.1")
+    with pytest.raises(UsageError, match="LLAMA_ARG_SPEC_DRAFT_P_SPLIT.*--spec-draft-p-split.*not supported"):
         parse("ds4", [])
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from toy_model import remembered
 
-from ds4py.drafters import Drafters, SpecConfig, open_drafters
+from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, open_drafters
 from ds4py.drafters.draft_simple import DraftModel, DraftSimple
 from ds4py.drafters.vocabulary import check_vocabulary
 from ds4py.drafters.warmth import LEVELS, Warmth
@@ -320,6 +320,42 @@ def test_a_restored_session_goes_on_with_its_draft_state(
     second = [row.copy() for done in again.generate(60) for row in done.rows]
     assert_same((session, first), (again, second))
     assert (again.stats.drafted, again.stats.accepted) == (session.stats.drafted - before[0], session.stats.accepted - before[1])
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("ngram-simple",),
+        ("ngram-map-k",),
+        ("ngram-map-k4v",),
+        ("ngram-mod",),
+        ("ngram-cache",),
+        ("ngram-simple", "ngram-cache", "draft-simple"),
+    ],
+    ids=" ".join,
+)
+def test_sessions_are_restored_for_every_drafter(
+    tiny_engine: Callable[..., Engine], tiny_file: Callable[..., Path], tmp_path: Path, types: tuple[str, ...]
+) -> None:
+    """A text of four words, so that n-grams come again; the restored session has a new drafter with pools of its own."""
+    engine = tiny_engine()
+    options = SessionOptions(SamplingParams(0.7), bias={7: 100.0, 9: 100.0, 11: 100.0, 70: 100.0}, seed=4)
+    sizes = {"ngram_simple": NgramSizes(2, 4), "ngram_map_k": NgramSizes(2, 4), "ngram_map_k4v": NgramSizes(2, 1)}
+
+    def drafting() -> SessionOptions:
+        mod = ModSizes(n_match=4, n_min=0, n_max=8)
+        drafters = exact(engine, tiny_file(noise=0.04), types=types, ngram_mod=mod, **sizes)
+        return speculating(options, drafters)
+
+    plain = run(engine, options, 160)
+    session, first = run(engine, drafting(), 100)
+    assert session.tokens == plain[0].tokens[: len(session.tokens)]
+    engine.save_session(session, tmp_path / "s")
+    again = engine.load_session(tmp_path / "s", drafting())
+    assert again.drafter.pos == session.drafter.pos
+    second = [row.copy() for done in again.generate(60) for row in done.rows]
+    assert_same(plain, (again, [*first, *second]))
+    assert again.stats.drafted > again.stats.accepted > 0
 
 
 def test_a_saved_draft_state_of_another_draft_model_is_not_used(

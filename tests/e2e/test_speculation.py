@@ -234,7 +234,7 @@ def test_logprobs_of_drafted_tokens(types: str) -> None:
 
 
 def test_many_sessions_in_one_forward() -> None:
-    """Eight sessions, of which every drafter has one, one guesses from the answer and one does not draft, share their forwards."""
+    """Eight sessions, one for every drafter, one that guesses from the answer and one plain, share their forwards."""
     engine = toy_engine()
     prompts = [[*PROMPT[i:], *PROMPT[:i]] for i in range(8)]
     alone = [plain(engine, prompt, 40, replace(OPTIONS, seed=i)) for i, prompt in enumerate(prompts)]

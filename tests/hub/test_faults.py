@@ -53,7 +53,7 @@ def test_a_stall_is_cut_by_the_timeout_and_resumed(bench: Bench) -> None:
 
 
 def test_a_stalled_listing_is_asked_again(bench: Bench) -> None:
-    bench.shelf.listing_faults = [Fault(stall=2.0)]
+    bench.shelf.listing_faults = [Fault(stall=4.0)]
     assert bench.fetch().how == "downloaded, its hash is right"
 
 

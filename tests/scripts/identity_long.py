@@ -6,7 +6,8 @@
 Compares tokens, hashes of every row of logits, and hashes of every cache's content in position order; prints drafted, accepted
 and rejected counts of each run and fails on the first difference, and at the end if a run had too few proposals of a kind.
 Without --draft the model itself, quantised to Q2_K, drafts. tests/identity.py does the comparing. Takes an hour for a model of
-100 MB on two cores; runs are printed as they end; --skip N --count K does K of them from the Nth on, to share a machine or go on where one stopped.
+100 MB on two cores; runs are printed as they end; --skip N --count K does K of them from the Nth on, to
+share a machine or go on where one stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -94,7 +94,7 @@ def check(path: Path, draft: Path, args: argparse.Namespace) -> int:
             f"0 differences, {time.monotonic() - begun:.0f} s{'  TOO FEW' if short else ''}",
             flush=True,
         )
-    print(f"{subject.name}: {n_tokens} tokens compared, no difference; {n_short} runs had too few proposals of a kind", flush=True)
+    print(f"{subject.name}: {n_tokens} tokens compared, no difference; {n_short} runs with too few proposals", flush=True)
     return n_short
 
 
@@ -134,7 +134,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--least", type=int, default=1000)
     parser.add_argument("--episode", type=int, default=160)
-    parser.add_argument("--most-episodes", type=int, default=160)
+    parser.add_argument("--most-episodes", type=int, default=400)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="")
     parser.add_argument("--variations", default=",".join(VARIATIONS))

@@ -1,0 +1,111 @@
+"""The suite's share of the identity runs, of which tests/scripts/identity_long.py is the whole.
+
+Every drafter, greedy and sampled exactly, with penalties and under a grammar, gives plain decoding's tokens, logits and caches,
+and enough of its proposals are accepted and rejected to say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from identity import DEPTH, MODES, SCHEMA, SCRIPTED, Counts, Plain, Subject, run
+from tiny_models import tiny_gguf
+
+from ds4py.chat.grammar import GrammarCompiler
+from ds4py.cli.bench import own_text
+from ds4py.drafters import ModSizes, NgramSizes, SpecConfig, open_drafters
+from ds4py.engine import Engine, EngineOptions
+from ds4py.engine.speculation import target_of
+from ds4py.gguf import GgufFile, open_gguf
+from ds4py.tokenizer import load_tokenizer
+
+DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple")
+LEAST = 50
+
+
+def subject_of(path: Path, words: str, n_ctx: int) -> tuple[Subject, GgufFile]:
+    g = open_gguf(path)
+    tokenizer = load_tokenizer(g)
+    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=1))
+    ids = tokenizer.encode(words)
+    grammar = GrammarCompiler(tokenizer).compile("json_schema", SCHEMA)
+    return Subject(path.stem, engine, ids[:5], tokenizer.encode(own_text()[:4000]), grammar.schedule), g
+
+
+def config_of(name: str, draft: Path) -> SpecConfig:
+    sizes = NgramSizes(key=2, value=DEPTH)
+    return SpecConfig(
+        types=(name,),
+        draft_model=draft if name == "draft-simple" else None,
+        n_max=DEPTH,
+        ngram_simple=NgramSizes(key=1, value=DEPTH),
+        ngram_map_k=sizes,
+        ngram_map_k4v=NgramSizes(key=3, value=2),
+        ngram_mod=ModSizes(n_match=2, n_min=1, n_max=DEPTH),
+        accept="exact",
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """name of an architecture -> (plain decoding, the file, a draft model: the same weights, stored more coarsely)."""
+    made: dict[str, tuple[Plain, GgufFile, Path]] = {}
+
+    def get(name: str) -> tuple[Plain, GgufFile, Path]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            subject, g = subject_of(tiny_gguf(name, folder / f"{name}.gguf"), "abcd", 256)
+            made[name] = Plain(subject, 120), g, tiny_gguf(name, folder / "draft.gguf", num_hidden_layers=_less(name))
+        return made[name]
+
+    return get
+
+
+def _less(architecture: str) -> int:
+    return 6 if architecture == "gemma3" else 2
+
+
+def check(counts: Counts, drafter: str) -> None:
+    print(f"{drafter}: drafted {counts.drafted}, accepted {counts.accepted}, rejected {counts.rejected}, {counts.tokens} tokens")
+    assert counts.enough(LEAST, drafter), counts
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *SCRIPTED])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_tiny_models(architecture: str, mode: str, drafter: str, tiny: Any) -> None:
+    plain, g, draft = tiny(architecture)
+    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, draft), target_of(plain.subject.engine, g))
+    check(run(plain, drafter, drafters, mode, "base", LEAST, 48), drafter)
+
+
+@pytest.mark.parametrize("drafter", ["ngram-map-k", "ngram-cache", "second-choice"])
+@pytest.mark.parametrize("mode", ["greedy", "T 1.3"])
+@pytest.mark.parametrize("variation", ["penalty", "grammar"])
+def test_penalties_and_grammars(variation: str, mode: str, drafter: str, tiny: Any) -> None:
+    plain, g, draft = tiny("llama")
+    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, draft), target_of(plain.subject.engine, g))
+    check(run(plain, drafter, drafters, mode, variation, LEAST, 24), drafter)
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_path: Path) -> tuple[Plain, GgufFile]:
+    subject, g = subject_of(smollm2_path, " one two red blue sun", 256)
+    return Plain(subject, 48), g
+
+
+@pytest.mark.parametrize(
+    ("mode", "variation", "drafter"),
+    [
+        ("greedy", "base", "ngram-mod"),
+        ("T 1.3", "base", "ngram-cache"),
+        ("T 0.7", "penalty", "ngram-map-k"),
+        ("T 0.7", "grammar", "ngram-simple"),
+        ("T 0.7", "base", "second-choice"),
+    ],
+)
+def test_a_real_model(mode: str, variation: str, drafter: str, real: tuple[Plain, GgufFile]) -> None:
+    plain, g = real
+    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, g.path), target_of(plain.subject.engine, g))
+    check(run(plain, drafter, drafters, mode, variation, LEAST, 12), drafter)
