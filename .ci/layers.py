@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": _FILES | {"tokenizer"},
     "agent": _MODEL | {"drafters", "engine", "chat", "tokenizer"},
     "server": _MODEL | {"drafters", "engine", "chat", "tokenizer"},
-    "cli": _MODEL | {"editing", "quantize", "drafters", "engine", "chat", "tokenizer", "agent", "server", "convert", "hub", "__init__"},
+    "cli": _MODEL
+    | {"editing", "quantize", "convert", "hub", "drafters", "engine", "chat", "tokenizer", "agent", "server", "__init__"},
     "__init__": set(),
 }
 

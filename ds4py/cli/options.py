@@ -81,7 +81,8 @@ EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("--prompt-file", "--chat-prompt-file"),
         ("--teacher-forced-decode", "--dump-frontier-logits-dir"),
         *(("--compare-llama-cpp", name) for name in ("--plot", "--dump-frontier-logits-dir", "--chat-prompt-file")),
-        *(("--spec", name) for name in ("--compare-llama-cpp", "--dump-frontier-logits-dir", "--prompt-file", "--chat-prompt-file")),
+        *(("--spec", name) for name in ("--compare-llama-cpp", "--dump-frontier-logits-dir")),
+        *(("--spec", name) for name in ("--prompt-file", "--chat-prompt-file")),
     ),
 }
 
