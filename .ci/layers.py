@@ -51,6 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "llvmlite": ("kernels/cpu/",),
     "tokenizers": ("tokenizer/",),
     "jinja2": ("chat/",),
+    "llguidance": ("chat/",),
     "prompt_toolkit": ("cli/",),
     "typer": ("cli/",),
     "click": ("cli/",),
