@@ -109,9 +109,9 @@ class CpuKernels:
         """Address of the driver's table: entry m is the micro kernel for m rows."""
         if form not in self._micro:
             t = self.library.target
-            at = self.library.load({f"micro_{form.name}_{m}": matmul.micro(form, m, t) for m in matmul.ROWS})
-            table = np.zeros(max(matmul.ROWS) + 1, np.int64)
-            for m in matmul.ROWS:
+            at = self.library.load({f"micro_{form.name}_{m}": matmul.micro(form, m, t) for m in matmul.chunks(t)})
+            table = np.zeros(max(matmul.chunks(t)) + 1, np.int64)
+            for m in matmul.chunks(t):
                 table[m] = at[f"micro_{form.name}_{m}"]
             self._micro[form] = table
         return int(self._micro[form].ctypes.data)

@@ -1,6 +1,6 @@
 """Matrix products of the row path: int8 activations times packed weights, and float weights.
 
-`micro(form, m)` is the kernel for m rows at once (m in ROWS); `driver` cuts any number of rows into such chunks, and walks a
+`micro(form, m)` is the kernel for m rows at once (m in `chunks`); `driver` cuts any number of rows into such chunks, and walks a
 panel of weights through all chunks before it goes on, so that a panel is read from memory once. Row i's arithmetic is the same
 sequence of operations in every micro kernel: integer sums are exact, and each block adds one fused multiply-add per row and
 lane, in block order. That is all there is to row-invariance here.
@@ -22,9 +22,13 @@ from ds4py.kernels.cpu.lanes import dot_quads, fma, hsum, load_bf16, load_f16, l
 from ds4py.kernels.cpu.packed import BLOCK, GROUP, Packed
 from ds4py.kernels.cpu.target import Target
 
-ROWS = (1, 2, 3, 4, 8)  # chunk sizes of the driver, each with its own micro kernel
 PREFETCH = 1024  # bytes ahead
 ROW_BYTES = BLOCK + 4 + 8  # of a quantised activation row, per block
+
+
+def chunks(t: Target) -> tuple[int, ...]:
+    """Row counts that have a micro kernel. Without vector dot products, 8 rows at once are much code and no gain."""
+    return (1, 2, 3, 4) if t.path == "plain" else (1, 2, 3, 4, 8)
 
 
 def streams(t: Target, m: int) -> int:
@@ -169,7 +173,9 @@ def driver(t: Target) -> Builder:
             row = f.var(f.i64(0))
             with f.spin(lambda: row.get() < n_rows):
                 left = n_rows - row.get()
-                m = f.select(left >= 8, f.i64(8), f.select(left >= 4, f.i64(4), left))
+                m = f.select(left >= 4, f.i64(4), left)
+                if 8 in chunks(t):
+                    m = f.select(left >= 8, f.i64(8), m)
                 kernel = f.load(table + m * 8, I64, 8)
                 f.call_address(kernel, w, x + row.get() * xstride, y + row.get() * ldy * 4, ldy, xstride, n_pairs, at.get(), end)
                 row.set(row.get() + m)
