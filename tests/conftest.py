@@ -7,9 +7,13 @@ DS4_TEST_MODELS or ~/.cache/ds4py/models. gemma and Qwen tests run when their fi
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: its children would ignore Ctrl-C too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _cache() -> Path:

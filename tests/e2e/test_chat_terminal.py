@@ -68,7 +68,8 @@ def test_two_turns_reset_and_history(chat: Chat, tmp_path: Path) -> None:
     again.expect("/power 50")
     again.send("\x04")  # Ctrl-D does not leave while there is text
     again.send("\x03")
-    again.expect("leaves")
+    again.expect("/quit leaves")
+    again.expect(PROMPT)  # between two prompts a Ctrl-D would go to nobody
     again.send("\x04")
     assert again.wait() == 0
 
