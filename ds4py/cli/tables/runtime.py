@@ -40,7 +40,7 @@ ROWS: tuple[Option, ...] = (
         "int",
         ("-t",),
         "N",
-        shown_default="all that this process may use",
+        shown_default="the physical cores",
         range=Range(1, 1024),
         env=("LLAMA_ARG_THREADS",),
         commands=("ds4", "ds4-bench"),
