@@ -26,7 +26,7 @@ from ds4py.cli.demo import DEMO, fetch, link_main
 from ds4py.cli.entry import INTERRUPTED, run_command
 from ds4py.cli.parsing import Values, finish
 from ds4py.cli.terminal import Terminal, open_terminal
-from ds4py.errors import ResourceError, UnsupportedError, UsageError
+from ds4py.errors import ResourceError, UsageError
 from ds4py.hub.memory import estimate_target, fits, gb, memory_bytes
 from ds4py.hub.targets import REMOVED, TARGETS, Target, find
 
@@ -92,7 +92,7 @@ def _values(found: Scan) -> Values:
 
 def _asked(values: Values, by_option: bool) -> tuple[Reference | None, Target | None, str]:
     """(a repository, a row of the table, the target's name): the repository, or the name and (except for the demo) its row.
-    UsageError or UnsupportedError for a name that stands for nothing."""
+    UsageError for a name that stands for nothing."""
     from ds4py.hub.choosing import reference
 
     name = values.words[0] if values.words else ""
@@ -108,8 +108,6 @@ def _asked(values: Values, by_option: bool) -> tuple[Reference | None, Target | 
     target = find(name)
     if target is None and name != "demo":
         raise UsageError(unknown(name))
-    if target is not None and not target.files[0].repo:
-        raise UnsupportedError(f"{name} ({target.title}): {target.note}")
     return None, target, name
 
 

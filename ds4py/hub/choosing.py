@@ -1,7 +1,7 @@
 """From a name to files: rows of the table and `REPO[:QUANT]` against what the hub lists.
 
 The invariant: one candidate or a sentence; between several nothing is guessed. The one exception has a published reason: where
-rows share an abbreviated name, the published size tells which file is meant.
+a row's pattern fits several files, the published size tells which one is meant.
 """
 
 from __future__ import annotations
@@ -68,14 +68,19 @@ def plans_for(wanted: Wanted, listing: Listing) -> tuple[Plan, ...]:
 
 def _single(wanted: Wanted, repo: str, file: Piece) -> Plan:
     _check_size(wanted, file.path, file.size)
-    if wanted.sha256 and file.digest is not None and file.digest.kind == "sha256" and file.digest.value != wanted.sha256:
+    return Plan(repo, local_name(file.path), (_pinned(file, wanted.sha256, repo),))
+
+
+def _pinned(file: Piece, sha256: str | None, repo: str) -> Piece:
+    """`file`, to be checked against the hash of the table where there is one. FormatError if the hub states another."""
+    if sha256 is None:
+        return file
+    if file.digest is not None and file.digest.kind == "sha256" and file.digest.value != sha256:
         raise FormatError(
             f"{file.path} of {repo} is another file than the published one (its SHA-256 differs); "
             f"hf:{repo}:{local_name(file.path)} takes it as it is"
         )
-    if wanted.sha256:
-        file = Piece(file.url, file.path, file.size, Digest("sha256", wanted.sha256))
-    return Plan(repo, local_name(file.path), (file,))
+    return Piece(file.url, file.path, file.size, Digest("sha256", sha256))
 
 
 def _joined(wanted: Wanted, listing: Listing, found: list[Piece]) -> Plan:
@@ -87,7 +92,9 @@ def _joined(wanted: Wanted, listing: Listing, found: list[Piece]) -> Plan:
     if len(found) != wanted.pieces:
         raise FormatError(f"{listing.repo} has {len(found)} parts {wanted.pattern} where {wanted.pieces} were published")
     _check_size(wanted, name, sum(file.size for file in found))
-    return Plan(listing.repo, name, tuple(found), wanted.sha256)
+    hashes = wanted.piece_sha256 or (None,) * wanted.pieces
+    pieces = tuple(_pinned(file, sha256, listing.repo) for file, sha256 in zip(found, hashes, strict=True))
+    return Plan(listing.repo, name, pieces, wanted.sha256)
 
 
 def _check_size(wanted: Wanted, path: str, size: int) -> None:

@@ -318,7 +318,6 @@ class TestScript:
         ("args", "words"),
         [
             (["q2-imatrix"], "the name is now ds4f-q2"),
-            (["ds41f-q2-eq4"], "repository is not known"),
             (["nonsense"], "there is no target 'nonsense'"),
             (["demo", "--frobnicate"], "unknown option --frobnicate"),
             (["demo", "demo"], "unexpected argument 'demo'"),

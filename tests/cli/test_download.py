@@ -99,6 +99,7 @@ class TestTable:
 
     def test_dry_run_tells_parts_and_memory(self, run) -> None:  # type: ignore[no-untyped-def]
         text = run("ds41f-q4", "--dry-run").out
+        assert "267.4 GB, 6 parts joined to one, SHA-256 311f35" in run("ds41f-q2-eq4", "--dry-run").out
         assert "518.6 GB, 2 parts joined to one" in text and "keys and values at a context of 32768" in text
         assert "11 files" in run("glm-unsloth-q4", "--dry-run").out
         assert "context of 100000" in run("ds4f-q2", "--dry-run", "--ctx", "100000").out
@@ -115,7 +116,6 @@ class TestTable:
             ([], "which target?"),
             (["nonsense"], "there is no target 'nonsense'"),
             (["owner/name"], "given as hf:owner/name"),
-            (["ds41f-q2-eq4"], "fork"),
             (["ds4f-q2", "--frobnicate"], "unknown option --frobnicate"),
             (["ds4f-q2", "qwen38-q2"], "unexpected argument 'qwen38-q2'"),
             (["ds4f-q2", "-hf", "a/b"], "not both"),

@@ -9,8 +9,8 @@ import pytest
 from ds4py.errors import FormatError, UsageError
 from ds4py.hub.choosing import plans_for, plans_of, reference
 from ds4py.hub.listing import Listing
-from ds4py.hub.plan import Piece
-from ds4py.hub.targets import GB, GIB, REMOVED, TARGETS, Target, find
+from ds4py.hub.plan import Digest, Piece
+from ds4py.hub.targets import GB, GIB, REMOVED, TARGETS, Target, Wanted, find
 
 
 def listing(**sizes: int) -> Listing:
@@ -145,23 +145,47 @@ class TestTable:
             "qwen38-q4k": 177_280_286_720,
         }
 
-    def test_an_abbreviated_name_is_settled_by_the_listing(self) -> None:
-        name = "DeepSeek-V4-Flash-MXFP4Experts-F16HC-F16Compressor-chat-v2-mxfp4-0731.gguf"
-        found = holds({name: 156 * GB, name.replace("0731", "0731.sha256"): 1, ".gitattributes": 5})
-        assert plans_for(target("ds4f-mxfp4").files[0], found)[0].name == name
+    def test_every_row_can_be_asked_for(self) -> None:
+        """ds41f-q2-eq4 was refused once, for want of its repository's name."""
+        for row in TARGETS:
+            for wanted in row.files:
+                assert wanted.repo.count("/") == 1 and ".gguf" in wanted.pattern, row.name
+                for digest in (*wanted.piece_sha256, *([wanted.sha256] if wanted.sha256 else [])):
+                    assert len(digest) == 64 and int(digest, 16), row.name
 
-    @pytest.mark.parametrize(("name", "gib"), [("ds4f-vision-q2", 81), ("ds4f-vision-q2-q4", 91), ("ds4f-vision-mxfp4", 145)])
-    def test_rows_that_share_a_pattern_are_told_apart_by_size(self, name: str, gib: int) -> None:
-        stem = "DeepSeek-V4-Flash-Vision-Exp"
-        sizes = {f"{stem}-A.gguf": 81.2, f"{stem}-B.gguf": 90.9, f"{stem}-C.gguf": 145.4, f"{stem}-DSpark-support.gguf": 5.6}
-        found = holds({path: round(size * GIB) for path, size in sizes.items()})
-        plan = plans_for(target(name).files[0], found)[0]
-        assert abs(plan.size / GIB - gib) < 1
+    def test_hashes_are_pinned_where_they_are_published(self) -> None:
+        pinned = {row.name for row in TARGETS if all(wanted.sha256 for wanted in row.files)}
+        assert pinned == {"ds41f-q2", "ds41f-q4", "ds41f-vision", "ds41f-q2-eq4", "qwen38-q2", "qwen38-iq2", "qwen38-q4k"}
+        joined = [wanted for row in TARGETS for wanted in row.files if wanted.pieces > 1]
+        assert [(len(wanted.piece_sha256), wanted.pieces) for wanted in joined] == [(2, 2), (6, 6)]
+
+    def test_parts_of_one_file_keep_their_order_and_their_hashes(self) -> None:
+        wanted = target("ds41f-q2-eq4").files[0]
+        sizes = [45_097_156_608] * 5 + [41_920_978_512]
+        found = holds({f"DeepSeek-V4.1-Flash-Q2-EngramQ4.gguf.part{i + 1}": size for i, size in enumerate(sizes)})
+        plan = plans_for(wanted, found)[0]
+        assert plan.name == "DeepSeek-V4.1-Flash-Q2-EngramQ4.gguf" and plan.size == wanted.size
+        assert [piece.digest.value for piece in plan.pieces if piece.digest] == list(wanted.piece_sha256)
+
+    @pytest.mark.parametrize("name", ["qwen38-q2", "ds41f-q4"])
+    def test_another_hash_than_the_published_one_is_refused_before_the_first_byte(self, name: str) -> None:
+        wanted = target(name).files[0]
+        stem = wanted.pattern.rstrip("*")
+        names = [stem] if wanted.pieces == 1 else [f"{stem}.part1", f"{stem}.part2"]
+        sizes = [wanted.size] if wanted.pieces == 1 else [480_000_000_000, 38_596_067_328]
+        pieces = [Piece("u", path, size, Digest("sha256", "0" * 64)) for path, size in zip(names, sizes, strict=True)]
+        with pytest.raises(FormatError, match="is another file than the published one"):
+            plans_for(wanted, Listing("o/r", tuple(pieces)))
+
+    @pytest.mark.parametrize(("size", "letter"), [(81, "A"), (91, "B"), (145, "C")])
+    def test_files_that_share_a_pattern_are_told_apart_by_size(self, size: int, letter: str) -> None:
+        sizes = {"model-A.gguf": 81.2, "model-B.gguf": 90.9, "model-C.gguf": 145.4, "model-support.gguf": 5.6}
+        found = holds({path: round(gib * GIB) for path, gib in sizes.items()})
+        assert plans_for(Wanted("o/r", "model-*.gguf", size * GIB), found)[0].name == f"model-{letter}.gguf"
 
     def test_two_of_one_size_are_not_guessed(self) -> None:
-        stem = "DeepSeek-V4-Flash-Vision-Exp"
         with pytest.raises(FormatError, match="name one of"):
-            plans_for(target("ds4f-vision-q2").files[0], holds({f"{stem}-A.gguf": 81 * GIB, f"{stem}-B.gguf": 81 * GIB}))
+            plans_for(Wanted("o/r", "model-*.gguf", 81 * GIB), holds({"model-A.gguf": 81 * GIB, "model-B.gguf": 81 * GIB}))
 
     def test_a_renamed_file_is_said(self) -> None:
         with pytest.raises(FormatError, match="has no file GLM-5.3-Flash-Q2.gguf any more"):
