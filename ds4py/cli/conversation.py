@@ -68,6 +68,7 @@ class Conversation:
 
     def reset(self) -> None:
         """A fresh conversation: the system prompt and the prefix stay."""
+        self._learn()
         self.messages = list(self._opening)
 
     def resize(self, n_ctx: int) -> None:
@@ -76,11 +77,18 @@ class Conversation:
         old = self.opened
         self.opened = dataclasses.replace(old, engine=engine)
         try:
-            self.session = self.opened.session(self._options)
+            session = self.opened.session(self._options)
         except ResourceError:
             self.opened = old
             raise
+        self._learn()
+        self.session = session
         self._read = ""
+
+    def _learn(self) -> None:
+        """The session is about to forget: what drafts are made from may be worth keeping."""
+        if self.opened.speculation is not None:
+            self.opened.speculation.learn(self.session)
 
     def _prompt(self) -> Prompt:
         """The prompt of the whole conversation, made of the session's own tokens as far as its text allows."""

@@ -10,7 +10,7 @@ from ds4py.cli.entry import INTERRUPTED
 from ds4py.cli.opening import Opened
 from ds4py.cli.prompting import Prompt, reply_stream
 from ds4py.cli.screen import Screen
-from ds4py.cli.speculating import say_closing
+from ds4py.cli.speculating import keep_learned, say_closing
 from ds4py.cli.terminal import Terminal
 from ds4py.engine import SessionOptions
 
@@ -28,10 +28,14 @@ def one_shot(
     """Answer and give the exit code. The closing line comes also after Ctrl-C, which keeps what was generated."""
     session = opened.session(options)
     stream = reply_stream(opened.tokenizer, chat, prompt, stop_strings)
-    turn = take_turn(session, prompt.ids, n_tokens, Screen(out, stream, chat.think_tags if chat else None), log)
+    kept = False
+    try:
+        turn = take_turn(session, prompt.ids, n_tokens, Screen(out, stream, chat.think_tags if chat else None), log)
+    finally:
+        kept = keep_learned(opened.speculation, session, log)
     closing(turn, opened.engine.n_ctx, log)
     say_closing(opened.speculation, session, log)
-    return INTERRUPTED if turn.end == "interrupted" else 0
+    return INTERRUPTED if turn.end == "interrupted" else 0 if kept else 1
 
 
 def closing(turn: Turn, n_ctx: int, log: Terminal) -> None:

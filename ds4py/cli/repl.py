@@ -16,7 +16,7 @@ from ds4py.cli.files import read_text
 from ds4py.cli.oneshot import closing
 from ds4py.cli.options import nearest
 from ds4py.cli.prompting import THINKING
-from ds4py.cli.speculating import say_closing
+from ds4py.cli.speculating import keep_learned, say_closing
 from ds4py.cli.terminal import Terminal
 from ds4py.engine.statistics import tokens_per_pass
 from ds4py.errors import Ds4Error, UsageError
@@ -41,6 +41,16 @@ class Repl:
 
     def run(self, editor: Editor) -> int:
         """The chat; returns the exit code."""
+        kept = False
+        try:
+            self._converse(editor)
+        finally:
+            kept = keep_learned(self._conversation.opened.speculation, self._conversation.session, self._log)
+        say_closing(self._conversation.opened.speculation, self._conversation.session, self._log)
+        return 0 if kept else 1
+
+    def _converse(self, editor: Editor) -> None:
+        """Lines until the user leaves."""
         hinted = False
         while not self._leaving:
             try:
@@ -61,8 +71,6 @@ class Repl:
             except KeyboardInterrupt:  # the second Ctrl-C of a turn
                 self._log.say()
                 break
-        say_closing(self._conversation.opened.speculation, self._conversation.session, self._log)
-        return 0
 
     def handle_line(self, text: str) -> None:
         """One input: a command if it begins with a slash, else a message; blank ones are nothing. Raises Ds4Error."""

@@ -23,11 +23,12 @@ from ds4py.engine import Engine, SessionOptions
 from ds4py.engine.accept import Synthetic, check_rates, synthetic_rates
 from ds4py.engine.speculation import line, speculating, target_of
 from ds4py.engine.statistics import Trace, llama_lines, mtp_timing_lines, telemetry
-from ds4py.errors import UnsupportedError, UsageError
+from ds4py.errors import Ds4Error, UnsupportedError, UsageError
 from ds4py.gguf import GgufFile, open_gguf
 from ds4py.protocols import SpecStats
 
 if TYPE_CHECKING:
+    from ds4py.drafters.learning import Learned
     from ds4py.engine import Session
 
 # Types that are known and that this build does not have, each with what they come with.
@@ -54,12 +55,14 @@ _LOOKUPS: Final = ("--lookup-cache-static", "--lookup-cache-dynamic")
 
 @dataclass(frozen=True)
 class Speculation:
-    """Opened drafters and how sessions are to use them; `rates`: made-up acceptance for benchmarks, empty for the real one."""
+    """Opened drafters and how sessions are to use them; `rates`: made-up acceptance for benchmarks, empty for the real one;
+    `learned`: what is to be added to the dynamic lookup cache, if there is one."""
 
     drafters: Drafters
     rates: tuple[float, ...] = ()
     trace: Trace | None = None
     timing: bool = False
+    learned: Learned | None = None
 
     def options(self, options: SessionOptions) -> SessionOptions:
         """`options` for one new session, with a drafter of its own if one runs."""
@@ -76,6 +79,11 @@ class Speculation:
         if self.timing and self.drafters.types:
             yield from mtp_timing_lines(stats, "+".join(self.drafters.types))
             yield f"net of drafting and verifying {telemetry(stats)['netTokensPerSecond']:.2f} t/s"
+
+    def learn(self, session: Session) -> None:
+        """Take over what `session` learned, before it goes or forgets."""
+        if self.learned is not None:
+            self.learned.take(session.drafter)
 
     def close(self) -> None:
         """End the trace."""
@@ -175,7 +183,16 @@ def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: Gguf
         log.say("ds4: warning: acceptance is made up, for benchmarks only: what is printed is not the model's text")
         log.say(f"ds4: made-up acceptance commits {1 + sum(rates):.2f} tokens a pass, by position {shares}")
     trace = Trace.open(values.text("spec_trace")) if values.has("spec_trace") else None
-    return Speculation(drafters, rates, trace, values.flag("mtp_timing"))
+    return Speculation(drafters, rates, trace, values.flag("mtp_timing"), _learned(config, engine) if not rates else None)
+
+
+def _learned(config: SpecConfig, engine: Engine) -> Learned | None:
+    """Where what sessions learn goes; made-up text (--spec-synth-*) teaches nothing."""
+    if config.lookup_dynamic is None:
+        return None
+    from ds4py.drafters.learning import Learned
+
+    return Learned(config.lookup_dynamic, engine.model.vocab_size)
 
 
 def _synthetic(values: Values, n_max: int) -> tuple[float, ...]:
@@ -216,6 +233,19 @@ def _draft_file(values: Values, log: Terminal) -> Path | None:
 
 def _file(values: Values, key: str) -> Path | None:
     return Path(values.text(key)) if values.has(key) else None
+
+
+def keep_learned(speculation: Speculation | None, session: Session, log: Terminal) -> bool:
+    """Add what was learned to the dynamic lookup cache; False, and a sentence, if that fails: the file is then as it was."""
+    if speculation is None or speculation.learned is None:
+        return True
+    try:
+        speculation.learn(session)
+        speculation.learned.write()
+    except Ds4Error as error:
+        log.say(f"ds4: what was learned is lost: {error}")
+        return False
+    return True
 
 
 def say_closing(speculation: Speculation | None, session: Session, log: Terminal) -> None:

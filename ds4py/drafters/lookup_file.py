@@ -102,6 +102,20 @@ class LookupCache:
                 for token, count in entry.counts.items() if entry else ():
                     self.add(key, n, token, count)
 
+    @property
+    def n_bytes(self) -> int:
+        """Size of its file."""
+        return sum(4 * (MAX_N + 1 + 2 * _n_next(entry)) for table in self._tables for entry in table.values())
+
+    def forget_rarest(self, max_bytes: int) -> None:
+        """Drop n-grams until the file has at most `max_bytes`: first all that were seen once, then up to twice, four times ..."""
+        sights = 1
+        while self.n_bytes > max_bytes:
+            for table in self._tables:
+                for key in [key for key, entry in table.items() if _n_sights(entry) <= sights]:
+                    del table[key]
+            sights *= 2
+
     def items(self) -> Iterator[tuple[tuple[int, ...], Mapping[int, int]]]:
         """(n-gram, {token: count}), in ascending order of length and n-gram."""
         for n, table in enumerate(self._tables):
@@ -111,9 +125,20 @@ class LookupCache:
                 yield tuple((key >> (32 * i)) & _MASKS[1] for i in reversed(range(n))), entry.counts
 
 
-def write_lookup_cache(path: str | os.PathLike[str], cache: LookupCache) -> None:
-    """Write the file whole or not at all; counts beyond int32 are capped. Raises ResourceError for what the system refuses."""
+def _n_next(entry: int | Continuations) -> int:
+    return 1 if isinstance(entry, int) else len(entry.counts)
+
+
+def _n_sights(entry: int | Continuations) -> int:
+    return 1 if isinstance(entry, int) else entry.total
+
+
+def write_lookup_cache(path: str | os.PathLike[str], cache: LookupCache, mode: int | None = None) -> None:
+    """Write the file whole or not at all; counts beyond int32 are capped. `mode`: its permissions, None = the system's default.
+    Raises ResourceError for what the system refuses."""
     with replacing(path) as file:
+        if mode is not None and hasattr(os, "fchmod"):
+            os.fchmod(file.fileno(), mode)
         for ngram, counts in cache.items():
             padding = [-1] * (MAX_N - len(ngram))
             pairs = [number for token in sorted(counts) for number in (token, min(counts[token], _MAX_COUNT))]

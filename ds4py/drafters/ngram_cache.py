@@ -11,8 +11,9 @@ towards shorter ones. Ties go to the token that was seen first. The context cach
 every token that truncation takes back, so it is always the one of the history in hand: a shorter follow-up request starts from
 its own tokens alone, and n-grams across the joints of prompt pieces are counted. (llama.cpp's keeps growing and goes stale.)
 
-The two files are read once and shared by all sessions (lookup_file.py). `learned` is what a session adds to the dynamic cache
-when it ends: LookupCache.merge, then write_lookup_cache. Nothing does that behind the user's back.
+The two files are read once and shared by all sessions (lookup_file.py); while a process runs they stay as they were read, so
+that a text does not depend on what other sessions said meanwhile. `take_learned` is what a session adds to the dynamic file
+when it ends (learning.py), each position once, however often it is asked and whatever was taken back in between.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class NgramCache:
         self.learned = LookupCache()  # the context cache
         self._caches = caches or LookupCaches()
         self._tokens: list[int] = []
+        self._n_taken = 0  # positions whose counts were handed out
 
     @property
     def pos(self) -> int:
@@ -87,6 +89,18 @@ class NgramCache:
             raise ValueError(f"truncate({pos}) of a history of {len(self._tokens)}")
         while len(self._tokens) > pos:
             self._pop()
+        self._n_taken = min(self._n_taken, pos)
+
+    def take_learned(self) -> LookupCache:
+        """What followed what at the positions that were not taken before."""
+        found = LookupCache()
+        for pos in range(self._n_taken, len(self._tokens)):
+            recent = self._tokens[max(pos - MAX_N, 0) : pos]
+            packed = pack(recent)
+            for n in range(1, len(recent) + 1):
+                found.add(packed, n, self._tokens[pos])
+        self._n_taken = len(self._tokens)
+        return found
 
     def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
         for token in tokens:

@@ -209,7 +209,7 @@ _NGRAM = (
     _row("--lookup-cache-static", "n-gram statistics that ngram-cache reads", "file", "-lcs", metavar="FILE", commands=_BOTH),
     _row(
         "--lookup-cache-dynamic",
-        "n-gram statistics of earlier texts, for ngram-cache",
+        "n-gram statistics of earlier texts, for ngram-cache; ds4 adds what it saw when it ends",
         "file",
         "-lcd",
         metavar="FILE",
