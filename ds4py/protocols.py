@@ -138,6 +138,8 @@ class Rows:
     span_of: I64  # [R] index into `states`
     logit_rows: I64  # [L] indices of the rows whose logits are asked
     path: str = "row"  # "row", or "prefill" for whole aligned tiles of prompt tokens
+    given: F32 | None = None  # [R, W] vectors that come with the rows, see Ops.given
+    first: I64 | None = None  # [R] the lowest position that each row may see; None: 0
 
     @property
     def n(self) -> int:
@@ -146,11 +148,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Out:
-    """Result of a forward call. Arrays may be views of the backend's buffers: valid until its next forward."""
+    """Result of a forward call. Arrays may be views of the backend's buffers: valid until the next forward of the same graph."""
 
     logits: F32  # [L, V]; rows of one span are consecutive
     offsets: Sequence[int]  # span i owns logits[offsets[i]:offsets[i + 1]]
-    taps: Mapping[int, F32] = field(default_factory=dict)  # layer -> [R, D], the residual after that layer
+    taps: Mapping[int, F32] = field(default_factory=dict)  # layer -> [R, D], the residual after that layer; -1: before layer 0
 
     def of(self, span: int) -> F32:
         return self.logits[self.offsets[span] : self.offsets[span + 1]]
@@ -187,6 +189,10 @@ class Ops(Protocol):
         """Rows of `weight` [V, D] for the call's tokens, times `scale`."""
         ...
 
+    def given(self, width: int) -> Buf:
+        """The vectors [R, width] that came with the call's rows (`Rows.given`)."""
+        ...
+
     def rms_norm(self, x: Buf, weight: F32, eps: float, n_heads: int = 1) -> Buf:
         """x / sqrt(mean(x^2) + eps) * weight, over each of `n_heads` equal slices of the row; weight [width / n_heads]."""
         ...
@@ -200,13 +206,33 @@ class Ops(Protocol):
         ...
 
     def attend(
-        self, q: Buf, k: Buf, v: Buf, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0
+        self,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        cache: int,
+        n_heads: int,
+        n_kv_heads: int,
+        scale: float,
+        softcap: float = 0.0,
+        block: bool = False,
     ) -> Buf:
         """Store k, v [R, G*d] at the rows' positions of cache number `cache`, then softmax attention of q [R, H*d] over the
-        visible positions (causal, and the cache's window): -> [R, H*d]. Query head h reads kv head h // (H // G)."""
+        visible positions (from Rows.first on, within the cache's window, up to the row itself): -> [R, H*d]. Query head h reads
+        kv head h // (H // G). `block`: a row sees the later rows of its own span too, so a span is one fixed group of rows."""
+        ...
+
+    def store(self, k: Buf, v: Buf, cache: int, n_kv_heads: int) -> None:
+        """Only store k, v [R, G*d] at the rows' positions, as `attend` does."""
         ...
 
     def add(self, a: Buf, b: Buf) -> Buf: ...
+
+    def scale(self, x: Buf, factor: float) -> Buf: ...
+
+    def concat(self, a: Buf, b: Buf) -> Buf:
+        """Rows of `a` followed by rows of `b`: [R, width of a + width of b]."""
+        ...
 
     def gated(self, gate: Buf, up: Buf, act: str) -> Buf:
         """act(gate) * up, act in {"silu", "gelu"} (gelu: tanh form)."""
@@ -221,7 +247,7 @@ class Ops(Protocol):
         ...
 
     def tap(self, layer: int, x: Buf) -> None:
-        """Offer the residual after `layer`; kept only if the call asks for that layer."""
+        """Offer the residual after `layer` (-1: what enters layer 0); kept only if the call asks for that layer."""
         ...
 
 

@@ -104,6 +104,12 @@ class _RefOps:
     def embed(self, weight: Any, scale: float = 1.0) -> torch.Tensor:
         return self._tensor(np.concatenate([weight.rows(int(token), 1) for token in self._rows.tokens])) * scale
 
+    def given(self, width: int) -> torch.Tensor:
+        rows = self._rows.given
+        if rows is None or rows.shape != (self._rows.n, width):
+            raise ValueError(f"the graph needs vectors [{self._rows.n}, {width}] with its rows")
+        return self._tensor(rows)
+
     def rms_norm(self, x: torch.Tensor, weight: F32, eps: float, n_heads: int = 1) -> torch.Tensor:
         heads = x.view(len(x), n_heads, x.shape[1] // n_heads)
         mean = heads.square().mean(-1, keepdim=True)
@@ -138,22 +144,30 @@ class _RefOps:
         n_kv_heads: int,
         scale: float,
         softcap: float = 0.0,
+        block: bool = False,
     ) -> torch.Tensor:
-        views = [state.caches[cache] for state in self._rows.states]
-        keys, values = (t.view(len(t), n_kv_heads, -1).to(torch.float32).numpy() for t in (k, v))
-        for i, (pos, span) in enumerate(zip(self._rows.pos, self._rows.span_of, strict=True)):
-            _store(views[span], int(pos), keys[i], values[i])
+        self.store(k, v, cache, n_kv_heads)
         queries = q.view(len(q), n_kv_heads, n_heads // n_kv_heads, -1)
-        mixed = [
-            self._attend_row(queries[i], views[span], int(pos), scale, softcap)
-            for i, (pos, span) in enumerate(zip(self._rows.pos, self._rows.span_of, strict=True))
-        ]
+        mixed = []
+        for i, (pos, span) in enumerate(zip(self._rows.pos, self._rows.span_of, strict=True)):
+            view = self._rows.states[span].caches[cache]
+            first = int(self._rows.first[i]) if self._rows.first is not None else 0
+            if view.window:
+                first = max(first, int(pos) - view.window + 1)
+            last = int(self._rows.pos[self._rows.span_of == span].max()) if block else int(pos)
+            mixed.append(self._attend_row(queries[i], view, first, last, scale, softcap))
         return torch.stack(mixed).view(len(q), -1)
 
-    def _attend_row(self, q: torch.Tensor, cache: CacheView, pos: int, scale: float, softcap: float) -> torch.Tensor:
-        """One row's queries [G, H / G, d] over the positions it sees -> [H * d]."""
-        first = max(0, pos - cache.window + 1) if cache.window else 0
-        keys, values = (self._tensor(rows) for rows in _load(cache, np.arange(first, pos + 1)))
+    def store(self, k: torch.Tensor, v: torch.Tensor, cache: int, n_kv_heads: int) -> None:
+        keys, values = (t.view(len(t), n_kv_heads, -1).to(torch.float32).numpy() for t in (k, v))
+        for i, (pos, span) in enumerate(zip(self._rows.pos, self._rows.span_of, strict=True)):
+            _store(self._rows.states[span].caches[cache], int(pos), keys[i], values[i])
+
+    def _attend_row(
+        self, q: torch.Tensor, cache: CacheView, first: int, last: int, scale: float, softcap: float
+    ) -> torch.Tensor:
+        """One row's queries [G, H / G, d] over positions first..last -> [H * d]."""
+        keys, values = (self._tensor(rows) for rows in _load(cache, np.arange(first, last + 1)))
         scores = q.clone() @ keys.transpose(1, 2) * scale  # [G, H / G, n]
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -161,6 +175,12 @@ class _RefOps:
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    def concat(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.cat([a, b], 1)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
         if act == "silu":

@@ -120,6 +120,7 @@ class Model:
     def graph(self, ops: Ops) -> Buf:
         c = self.config
         x = ops.embed(self.token_embd, c.n_embd**0.5)
+        ops.tap(-1, x)
         for i, blk in enumerate(self.blk):
             h = self._attention(ops, i, blk, ops.rms_norm(x, blk.attn_norm, c.eps))
             x = ops.add(x, ops.rms_norm(h, blk.post_attention_norm, c.eps))

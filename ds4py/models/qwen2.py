@@ -88,6 +88,7 @@ class Model:
     def graph(self, ops: Ops) -> Buf:
         c = self.config
         x = ops.embed(self.token_embd)
+        ops.tap(-1, x)
         for i, blk in enumerate(self.blk):
             x = ops.add(x, self._attention(ops, i, blk, ops.rms_norm(x, blk.attn_norm, c.eps)))
             h = ops.rms_norm(x, blk.ffn_norm, c.eps)

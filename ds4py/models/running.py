@@ -92,8 +92,8 @@ class LoadedModel:
             raise ValueError(f"a forward of {n_rows} rows; this backend takes 1 to {self.kernels.max_rows}")
         if len({id(span.state) for span in spans}) != len(spans):
             raise ValueError("one session appears twice in a forward")
-        if any(not 0 <= layer < self.n_layers for layer in taps):
-            raise ValueError(f"taps {list(taps)} are not all layers 0..{self.n_layers - 1}")
+        if any(not -1 <= layer < self.n_layers for layer in taps):
+            raise ValueError(f"taps {list(taps)} are not all layers -1..{self.n_layers - 1}")
         if path not in ("row", "prefill"):
             raise ValueError(f"there is no path {path!r}")
         for span in spans:

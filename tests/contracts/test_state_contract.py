@@ -206,12 +206,12 @@ def test_floor_of_a_ring(opened: Any, backend: str) -> None:
 
 def test_taps_do_not_change_results(model: LoadedModel, plain: np.ndarray) -> None:
     state = filled(model, 10)
-    out = model.forward([Span(state, IDS[10:17], n_logits=7)], taps=(0, model.n_layers - 1))
+    out = model.forward([Span(state, IDS[10:17], n_logits=7)], taps=(-1, 0, model.n_layers - 1))
     np.testing.assert_array_equal(out.of(0), plain[10:17])
     rows = {layer: tap.copy() for layer, tap in out.taps.items()}
     again = filled(model, 10)
     for i in range(7):
-        single = model.forward([Span(again, [IDS[10 + i]])], taps=(0, model.n_layers - 1))
+        single = model.forward([Span(again, [IDS[10 + i]])], taps=(-1, 0, model.n_layers - 1))
         for layer, tap in single.taps.items():
             np.testing.assert_array_equal(tap[0], rows[layer][i], err_msg=f"layer {layer} row {i}")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_models import Tiny, make_tiny
 
 from ds4py.gguf import open_gguf
@@ -101,11 +102,21 @@ def test_decode_token_by_token_agrees(tiny: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_taps_are_the_residual_after_the_layer(tiny: Any, name: str) -> None:
-    model = load(tiny(name).path)
-    out = model.forward([Span(model.new_state(N_TOKENS, slack=0), IDS)], taps=(0, 1))
-    assert set(out.taps) == {0, 1} and len(out.logits) == 0
-    for layer, hidden in enumerate(tiny(name).hidden(IDS)[:2]):
-        np.testing.assert_allclose(out.taps[layer], hidden, rtol=0, atol=1e-3)
+    """Tap i is what leaves layer i, which transformers calls hidden_states[i + 1] and llama.cpp the input of layer i + 1; tap -1
+    is what enters layer 0. The last one is not normed, unlike transformers' last hidden state."""
+    model, hf = load(tiny(name).path), tiny(name).hf
+    left: list[Any] = []
+    hooks = [layer.register_forward_hook(lambda *call: left.append(call[2])) for layer in hf.model.layers]
+    with torch.inference_mode():
+        entered = hf(torch.tensor([IDS]), output_hidden_states=True).hidden_states[0]
+    for hook in hooks:
+        hook.remove()
+    expected = [entered, *(one[0] if isinstance(one, tuple) else one for one in left)]
+    layers = range(-1, model.n_layers)
+    out = model.forward([Span(model.new_state(N_TOKENS, slack=0), IDS)], taps=layers)
+    assert set(out.taps) == set(layers) and len(expected) == len(layers) and len(out.logits) == 0
+    for layer in layers:
+        np.testing.assert_allclose(out.taps[layer], expected[layer + 1].reshape(N_TOKENS, -1).numpy(), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "-" in name and not name.endswith(("mha", "tied", "head_dim"))])

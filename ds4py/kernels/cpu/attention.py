@@ -56,7 +56,8 @@ def attend(t: Target, d: int, softcap: bool) -> Builder:
     """Attention for head width `d` (a multiple of 16).
 
     args: [2] q [3] out [4] heads H [5] kv heads G [6] n_rows [7] pos [8] tables [9] cache [10] scale [11] softcap
-    [12] scratch: floats per thread [13] bytes of scratch per thread. Items (row, head) are split over threads.
+    [12] cells: address of scratch, bytes of scratch per thread [13] first [14] last: positions that each row may see, i64.
+    Items (row, head) are split over threads. In a causal pass `last` is `pos` itself.
     """
 
     def build(module: ir.Module, name: str) -> None:
@@ -64,15 +65,17 @@ def attend(t: Target, d: int, softcap: bool) -> Builder:
         args, tid, nt = f.args
         q, out, n_heads, n_kv, n_rows, pos_at, tables, cache = (f.load(args + 8 * i, I64, 8) for i in range(2, 10))
         scale, cap = (f.load(args + 8 * i, F32, 8) for i in (10, 11))
-        scores = f.load(f.load(args + 96, I64, 8), I64, 8) + tid * f.load(f.load(args + 104, I64, 8), I64, 8)
+        scratch, first_at, last_at = (f.load(args + 8 * i, I64, 8) for i in (12, 13, 14))
+        scores = f.load(scratch, I64, 8) + tid * f.load(scratch + 8, I64, 8)
         n = n_rows * n_heads
         with f.loop(n * tid / nt, n * (tid + 1) / nt) as item:
             row, head = item / n_heads, item % n_heads
             keys, values, capacity, window = _cache(f, tables, row, cache)
             kv = head * n_kv / n_heads
-            pos = f.load(pos_at + row * 8, I64, 8)
-            first = f.select(window > 0, f.max(pos - window + 1, f.i64(0)), f.i64(0))
-            tile0, tile1 = first / TILE, pos / TILE + 1
+            pos, last = f.load(pos_at + row * 8, I64, 8), f.load(last_at + row * 8, I64, 8)
+            known = f.load(first_at + row * 8, I64, 8)
+            first = f.select(window > 0, f.max(pos - window + 1, known), known)
+            tile0, tile1 = first / TILE, last / TILE + 1
             query = q + item * (d * 4)
             _scores(
                 f,
@@ -87,7 +90,7 @@ def attend(t: Target, d: int, softcap: bool) -> Builder:
                 scale,
                 cap if softcap else None,
             )
-            _mask(f, scores, tile0, tile1, first, pos)
+            _mask(f, scores, tile0, tile1, first, last)
             total = _softmax(f, t, scores, (tile1 - tile0) * TILE)
             _mix(
                 f,
@@ -96,7 +99,7 @@ def attend(t: Target, d: int, softcap: bool) -> Builder:
                 values + kv * capacity * (d * 2),
                 capacity,
                 first,
-                pos,
+                last,
                 tile0,
                 scores,
                 f.c(F32, 1.0) / total,
@@ -132,12 +135,12 @@ def _scores(
             f.store(scores + ((tile - tile0) * TILE + p * t.lanes) * 4, v, 4)
 
 
-def _mask(f: Fn, scores: Val, tile0: Val, tile1: Val, first: Val, pos: Val) -> None:
+def _mask(f: Fn, scores: Val, tile0: Val, tile1: Val, first: Val, last: Val) -> None:
     """Positions of the outer tiles that the row does not see."""
     hidden = f.c(F32, float("-inf"))
     with f.loop(0, first - tile0 * TILE) as i:
         f.store(scores + i * 4, hidden, 4)
-    with f.loop(pos + 1 - tile0 * TILE, (tile1 - tile0) * TILE) as i:
+    with f.loop(last + 1 - tile0 * TILE, (tile1 - tile0) * TILE) as i:
         f.store(scores + i * 4, hidden, 4)
 
 
@@ -161,7 +164,7 @@ def _softmax(f: Fn, t: Target, scores: Val, n: Val) -> Val:
 
 
 def _mix(
-    f: Fn, t: Target, d: int, values: Val, capacity: Val, first: Val, pos: Val, tile0: Val, weights: Val, inv: Val, out: Val
+    f: Fn, t: Target, d: int, values: Val, capacity: Val, first: Val, last: Val, tile0: Val, weights: Val, inv: Val, out: Val
 ) -> None:
     """out = inv * sum over positions of weight * value, positions in order; the ring's wrap is a compare."""
     lanes = min(t.lanes, 16)
@@ -171,7 +174,7 @@ def _mix(
         n = min(step, n_vectors - lo)
         acc = [f.var(f.c(vec(F32, lanes), 0.0)) for _ in range(n)]
         slot = f.var(first % capacity)
-        with f.loop(first, pos + 1) as p:
+        with f.loop(first, last + 1) as p:
             w = f.splat(load_floats(f, weights + (p - tile0 * TILE) * 4, 1), lanes)
             at = values + slot.get() * (d * 2) + lo * lanes * 2
             for i in range(n):

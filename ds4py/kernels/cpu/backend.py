@@ -47,15 +47,17 @@ class CpuKernels:
         self.executor = Executor(self.library, self.n_threads)
         atexit.register(self.executor.close)
         self.max_rows = max_rows
-        self.pool = Pool()
+        self._pools: dict[object, Pool] = {}  # by graph
         self.squares: dict[str, np.ndarray] | None = None  # tensor -> f64 [K + 1]; see observe
         self._programs: dict[object, Program] = {}
         self._micro: dict[Packed, np.ndarray] = {}
         self._ropes: list[Rope] = []
         self._rope_tables: list[F32] = []
         self._rope_cells = np.zeros(64, np.int64)
-        self._cells = np.zeros((4, max_rows), np.int64)  # tokens, positions, session tables, picked rows
-        self.tokens_at, self.pos_at, self.tables_at, self.picked_at = (int(row.ctypes.data) for row in self._cells)
+        self._cells = np.zeros((6, max_rows), np.int64)  # tokens, positions, session tables, picked rows, first and last seen
+        cells = [int(row.ctypes.data) for row in self._cells]
+        self.tokens_at, self.pos_at, self.tables_at, self.picked_at, self.first_at, self.last_at = cells
+        self._given: dict[int, F32] = {}  # width -> [max_rows, width]
         self._iq2_tables = iq2.tables()
         self.iq2_tables = int(self._iq2_tables.ctypes.data)
         self._scratch = np.zeros(0, np.float32)
@@ -82,6 +84,12 @@ class CpuKernels:
         tables = np.array([s.table.ctypes.data for s in rows.states], np.int64)
         self._cells[2, : rows.n] = tables[rows.span_of]
         self._cells[3, :n_logits] = rows.logit_rows
+        self._cells[4, : rows.n] = 0 if rows.first is None else rows.first
+        last = np.searchsorted(rows.span_of, np.arange(len(rows.states)), side="right") - 1
+        self._cells[5, : rows.n] = rows.pos[last][rows.span_of]
+        if rows.given is not None:
+            self.given_at(rows.given.shape[1])
+            self._given[rows.given.shape[1]][: rows.n] = rows.given
         self._grow_tables(program, int(rows.pos.max()))
         self._grow_scratch(max((cache.capacity for state in rows.states for cache in state.caches), default=0))
         self.executor.run(program.ops)
@@ -116,6 +124,11 @@ class CpuKernels:
             self._micro[form] = table
         return int(self._micro[form].ctypes.data)
 
+    def given_at(self, width: int) -> int:
+        """Address of the input vectors of calls that bring rows of `width`."""
+        memory = self._given.setdefault(width, np.zeros((self.max_rows, width), np.float32))
+        return int(memory.ctypes.data)
+
     def rope_table(self, rope: Rope) -> int:
         """Index of the table of cosines and sines for `rope`; equal ropes share one."""
         for i, other in enumerate(self._ropes):
@@ -134,7 +147,7 @@ class CpuKernels:
     def _program(self, key: object, graph: Callable[[Ops], Buffer], n: int, n_logits: int, taps: tuple[int, ...]) -> Program:
         shape = (key, n, n_logits, taps)
         if shape not in self._programs:
-            recorder = Recorder(self, n, n_logits, taps)
+            recorder = Recorder(self, self._pools.setdefault(key, Pool()), n, n_logits, taps)
             self._programs[shape] = recorder.finish(graph(cast(Ops, recorder)))
         return self._programs[shape]
 

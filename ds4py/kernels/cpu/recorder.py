@@ -5,7 +5,8 @@ computed. The program is then replayed for every call with the same number of ro
 positions, which session a row belongs to) lies in cells whose addresses are baked in.
 
 Memory: a buffer's block goes back to the pool when the model drops its last reference, exactly as in eager Python, so the program
-reuses memory the way the source reads. All programs share one pool, since only one runs at a time.
+reuses memory the way the source reads. The programs of one graph share a pool, since only one runs at a time; those of another
+graph (a draft model's) have their own, so that they may run while the results of this one are being read.
 
 Barriers: an op needs one only if it touches memory that another thread may have written (or may still be reading) since the last
 barrier. Ops split alike over the same buffer stay on their thread and need none; that drops a layer from about 20 barriers to 10.
@@ -91,7 +92,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Program:
-    """A finished recording. `logits` and `taps` are views of pool memory, overwritten by the next run of any program."""
+    """A finished recording. `logits` and `taps` are views of pool memory, overwritten when its graph runs again."""
 
     ops: np.ndarray  # int64 [n, RECORD]
     logits: F32
@@ -104,9 +105,9 @@ class Program:
 class Recorder:
     """protocols.Ops for the CPU: appends records instead of computing."""
 
-    def __init__(self, backend: CpuKernels, n_rows: int, n_logits: int, taps: tuple[int, ...]):
+    def __init__(self, backend: CpuKernels, pool: Pool, n_rows: int, n_logits: int, taps: tuple[int, ...]):
         self.backend, self.n_rows, self.n_logits, self.wanted = backend, n_rows, n_logits, taps
-        self.memory = Memory(backend.pool)
+        self.memory = Memory(pool)
         self.ops: list[list[int]] = []
         self.taps: dict[int, Buffer] = {}
         self.ropes: set[int] = set()
@@ -131,6 +132,12 @@ class Recorder:
             _bits(scale),
         ]
         self._op(at, args, "row", [], [out])
+        return out
+
+    def given(self, width: int) -> Buffer:
+        out = self._new(width, "row")
+        at = self.backend.kernel("narrow", rowwise.narrow)
+        self._op(at, [self.backend.given_at(width), out.address, width, width, self.n_rows], "row", [], [out])
         return out
 
     def rms_norm(self, x: Buffer, weight: F32, eps: float, n_heads: int = 1) -> Buffer:
@@ -202,14 +209,21 @@ class Recorder:
         return out
 
     def attend(
-        self, q: Buffer, k: Buffer, v: Buffer, cache: int, n_heads: int, n_kv_heads: int, scale: float, softcap: float = 0.0
+        self,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+        cache: int,
+        n_heads: int,
+        n_kv_heads: int,
+        scale: float,
+        softcap: float = 0.0,
+        block: bool = False,
     ) -> Buffer:
         b, d = self.backend, q.width // n_heads
         if d % 16:
             raise UnsupportedError(f"the CPU attention kernel needs heads of a multiple of 16 values; this model has {d}")
-        self.caches.add(cache)
-        args = [k.address, v.address, d, n_kv_heads, self.n_rows, b.pos_at, b.tables_at, cache]
-        self._op(b.kernel("store_kv", attention.store_kv), args, "row", [k, v], [("cache", cache)])
+        self.store(k, v, cache, n_kv_heads)
         out = self._new(q.width, "own")
         name = f"attend_{d}{'_cap' if softcap else ''}"
         at = b.kernel(name, lambda t: attention.attend(t, d, bool(softcap)))
@@ -224,12 +238,31 @@ class Recorder:
             cache,
             _bits(scale),
             _bits(softcap or 1.0),
+            b.scratch_cell,
+            b.first_at,
+            b.last_at if block else b.pos_at,
         ]
-        self._op(at, [*args, b.scratch_cell, b.scratch_cell + 8], "own", [q, ("cache", cache)], [out])
+        self._op(at, args, "own", [q, ("cache", cache)], [out])
         return out
+
+    def store(self, k: Buffer, v: Buffer, cache: int, n_kv_heads: int) -> None:
+        b = self.backend
+        self.caches.add(cache)
+        args = [k.address, v.address, k.width // n_kv_heads, n_kv_heads, self.n_rows, b.pos_at, b.tables_at, cache]
+        self._op(b.kernel("store_kv", attention.store_kv), args, "row", [k, v], [("cache", cache)])
 
     def add(self, a: Buffer, b: Buffer) -> Buffer:
         return self._elementwise("add", lambda t: rowwise.elementwise(t, 2, rowwise.add, "row"), [a, b], "row")
+
+    def scale(self, x: Buffer, factor: float) -> Buffer:
+        return self._elementwise("scale", lambda t: rowwise.elementwise(t, 1, rowwise.scale, "row"), [x], "row", factor)
+
+    def concat(self, a: Buffer, b: Buffer) -> Buffer:
+        out = self._new(a.width + b.width, "row", a.n_rows)
+        at = self.backend.kernel("place", rowwise.place)
+        for part, column in ((a, 0), (b, a.width)):
+            self._op(at, [part.address, out.address, part.width, out.width, column, a.n_rows], "row", [part], [out])
+        return out
 
     def gated(self, gate: Buffer, up: Buffer, act: str) -> Buffer:
         fn = {"silu": rowwise.silu_gate, "gelu": rowwise.gelu_gate}[act]
@@ -257,7 +290,8 @@ class Recorder:
         for i, record in enumerate(self.ops):
             ops[i, : len(record)] = record
         taps = {layer: _view(x)[: self.n_rows] for layer, x in self.taps.items()}
-        return Program(ops, _view(logits)[:, : logits.live], taps, tuple(self.ropes), frozenset(self.caches), (*self.keep,))
+        live = logits.live or logits.width
+        return Program(ops, _view(logits)[:, :live], taps, tuple(self.ropes), frozenset(self.caches), (*self.keep,))
 
     def _new(self, width: int, split: str, n_rows: int | None = None) -> Buffer:
         if width % 4:

@@ -199,6 +199,10 @@ def add(f: Fn, v: list[Val]) -> Val:
     return v[0] + v[1]
 
 
+def scale(f: Fn, v: list[Val]) -> Val:
+    return v[0] * v[1]
+
+
 def add_bias(t: Target) -> Builder:
     """args: [2] x (changed in place) [3] bias [4] width [5] n_rows. Split by rows."""
 
@@ -233,6 +237,19 @@ def narrow(t: Target) -> Builder:
         f, (x, out, wide, width, n_rows), tid, nt = _op(module, name, 5)
         with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r, f.loop(0, width, 4) as i:
             f.store(out + (r * width + i) * 4, load_floats(f, x + (r * wide + i) * 4, 4), 4)
+        f.ret()
+
+    return build
+
+
+def place(t: Target) -> Builder:
+    """Copy rows into columns of wider rows. args: [2] x [3] out [4] width of x [5] width of out [6] first column [7] n_rows.
+    Split by rows."""
+
+    def build(module: ir.Module, name: str) -> None:
+        f, (x, out, width, wide, column, n_rows), tid, nt = _op(module, name, 6)
+        with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r, f.loop(0, width, 4) as i:
+            f.store(out + (r * wide + column + i) * 4, load_floats(f, x + (r * width + i) * 4, 4), 4)
         f.ret()
 
     return build
