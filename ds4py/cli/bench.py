@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(found: Scan) -> int:
     values = finish(COMMAND, found)
+    if values.flag("kernels"):
+        from ds4py.cli.kernel_bench import kernel_bench
+
+        return kernel_bench(values)
     from ds4py.cli.opening import open_file
 
     model = open_file(values, open_terminal(sys.stderr))

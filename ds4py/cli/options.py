@@ -81,6 +81,7 @@ EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("--prompt-file", "--chat-prompt-file"),
         ("--teacher-forced-decode", "--dump-frontier-logits-dir"),
         *(("--compare-llama-cpp", name) for name in ("--plot", "--dump-frontier-logits-dir", "--chat-prompt-file")),
+        *(("--kernels", name) for name in ("--compare-llama-cpp", "--spec", "--plot", "--dump-frontier-logits-dir")),
         *(("--spec", name) for name in ("--compare-llama-cpp", "--dump-frontier-logits-dir")),
         *(("--spec", name) for name in ("--prompt-file", "--chat-prompt-file")),
     ),

@@ -117,3 +117,15 @@ def test_memory_stays_near_the_file_and_nothing_is_dequantised(smollm2_path: Pat
     done = subprocess.run([sys.executable, "-c", code, str(smollm2_path)], capture_output=True, text=True, check=True)
     peak = int(done.stdout) * 1024
     assert peak <= factor * smollm2_path.stat().st_size + (300 << 20), f"{peak >> 20} MB"
+
+
+def test_an_upgrade_compiles_again_what_it_changed(tmp_path: Path) -> None:
+    """An object belongs to the sources it was built from: the kernel's own file and what that imports, nothing else."""
+    from ds4py.kernels.cpu.compile import _with_imports
+
+    def sources(name: str) -> set[str]:
+        return {path.stem for path in _with_imports(Path(micro.__code__.co_filename).with_name(f"{name}.py"))}
+
+    assert sources("matmul") == {"matmul", "compile", "ir", "lanes", "packed", "target"}
+    assert "matmul" not in sources("rowwise") and {"ir", "lanes"} <= sources("rowwise")
+    assert {"recorder", "backend", "matmul"} <= sources("measure")  # also through `from ds4py.kernels.cpu import ...`

@@ -37,6 +37,7 @@ ROWS: tuple[Option, ...] = (
     _file("--dump-frontier-logits-dir", "write the logits at each frontier as JSON files in DIR", "DIR"),
     _flag("--show-output", "print what was decoded, on standard error"),
     _flag("--compare-llama-cpp", "instead: run the same file in llama-cpp-python, side by side, and print a table of ratios"),
+    _flag("--kernels", "instead: time every quantised product of the CPU backend, with the code that makes it (no model needed)"),
     Option(
         "--spec",
         "instead: measure these drafters against plain decoding, on a code edit and a story, at temperature 0 and 1",

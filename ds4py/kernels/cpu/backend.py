@@ -41,6 +41,7 @@ class CpuKernels:
         progress: Callable[[int, int], None] | None = None,
     ):
         target = target_for(path)
+        self.path = target.path
         self.name = f"cpu-{target.path}"
         self.library = Library(target, progress=progress)
         self.n_threads = threads or physical_cores()
@@ -112,6 +113,14 @@ class CpuKernels:
 
     def kernel(self, name: str, builder: Callable[[Target], Builder]) -> int:
         return self.library.load({name: builder(self.library.target)})[name]
+
+    def record(self, key: object, graph: Callable[[Ops], Buffer], n_rows: int) -> Program:
+        """The program of `graph` for `n_rows` rows that are all asked for."""
+        return self._program(key, graph, n_rows, n_rows, ())
+
+    def micro_kernel(self, form: Packed, m: int) -> int:
+        """Address of the micro kernel for m rows."""
+        return self.kernel(f"micro_{form.name}_{m}", lambda t: matmul.micro(form, m, t))
 
     def micro_table(self, form: Packed) -> int:
         """Address of the driver's table: entry m is the micro kernel for m rows."""

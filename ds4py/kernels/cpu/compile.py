@@ -1,9 +1,10 @@
 """From kernel builders to machine code, with an object cache on disk.
 
 Every kernel is its own small module and its own object file, so a new model compiles only what no earlier model needed. The
-cache folder's name is a hash of everything the code depends on (target, LLVM version, the sources of this package); a file is the
-SHA-256 of the object followed by the object, written under a temporary name and renamed, so concurrent starts and crashes are
-harmless and a damaged file is simply compiled again. A read-only home costs the cache, nothing else.
+cache folder's name is a hash of target and LLVM version; a file's name holds one of the sources its kernel is built from, so an
+upgrade compiles again what it changed. A file is the SHA-256 of the object followed by the object, written under a temporary
+name and renamed, so concurrent starts and crashes are harmless and a damaged file is simply compiled again. A read-only home
+costs the cache, nothing else.
 
 Rejected: one module per model (any new quant type would recompile everything); LLVM's own ORC cache (not reachable from
 llvmlite).
@@ -14,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,7 +46,9 @@ class Library:
         self._machine = _machine(target)
         self._engines: list[llb.ExecutionEngine] = []
         self._address: dict[str, int] = {}
+        self.names: dict[int, str] = {}  # of loaded kernels, by address
         self._folder = (cache or cache_root()) / f"{target.path}-{_fingerprint(target)}"
+        self._sources: dict[str, str] = {}  # file -> hash
         self.n_compiled = 0  # kernels that were not in the cache
 
     def load(self, kernels: Mapping[str, Builder]) -> dict[str, int]:
@@ -51,13 +56,14 @@ class Library:
         todo = [name for name in kernels if name not in self._address]
         if todo:
             engine = llb.create_mcjit_compiler(llb.parse_assembly(""), _machine(self.target))
-            misses = [name for name in todo if not self._path(name).exists()]
+            misses = [name for name in todo if not self._path(name, kernels[name]).exists()]
             for name in todo:
                 engine.add_object_file(llb.ObjectFileRef.from_data(self._object(name, kernels[name], len(misses))))
             engine.finalize_object()
             self._engines.append(engine)
             for name in todo:
                 self._address[name] = engine.get_function_address(name)
+                self.names[self._address[name]] = name
         return {name: self._address[name] for name in kernels}
 
     def emit(self, name: str, builder: Builder) -> bytes:
@@ -81,11 +87,15 @@ class Library:
         builder(module, name)
         return self._machine.emit_assembly(llb.parse_assembly(str(module)))
 
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.o"
+    def _path(self, name: str, builder: Builder) -> Path:
+        source = sys.modules[builder.__module__].__file__ or ""
+        if source not in self._sources:
+            texts = [path.read_bytes() for path in sorted(_with_imports(Path(source)))]
+            self._sources[source] = hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+        return self._folder / f"{name}-{self._sources[source]}.o"
 
     def _object(self, name: str, builder: Builder, total: int) -> bytes:
-        path = self._path(name)
+        path = self._path(name, builder)
         with contextlib.suppress(OSError):
             blob = path.read_bytes()
             if hashlib.sha256(blob[32:]).digest() == blob[:32]:
@@ -109,7 +119,16 @@ def _machine(target: Target) -> llb.TargetMachine:
 
 
 def _fingerprint(target: Target) -> str:
-    h = hashlib.sha256(repr((target, llvmlite.__version__, llb.llvm_version_info, llb.get_process_triple())).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        h.update(path.read_bytes())
-    return h.hexdigest()[:16]
+    parts = (target, llvmlite.__version__, llb.llvm_version_info, llb.get_process_triple())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _with_imports(source: Path, found: frozenset[Path] = frozenset()) -> frozenset[Path]:
+    """`source` and the modules beside it that it imports, directly or through each other."""
+    found |= {source}
+    for one, several in re.findall(r"^ *from ds4py\.kernels\.cpu(?:\.(\w+)| import (.+)$)", source.read_text(), re.MULTILINE):
+        for name in (one or several).split(","):
+            path = Path(__file__).with_name(name.strip() + ".py")
+            if path not in found and path.exists():
+                found |= _with_imports(path, found)
+    return found

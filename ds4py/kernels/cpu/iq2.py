@@ -17,6 +17,7 @@ from ds4py.kernels.cpu.packed import BLOCK
 from ds4py.kernels.cpu.target import Target
 from ds4py.quants.iq2_xxs import GRID, SIGNS
 
+DOT = {"avx512": "vpmaddubsw, 256 bits", "avx2": "vpmaddubsw, 256 bits", "plain": "32-bit products, 128 bits"}  # for people
 BLOCK_BYTES = 66  # f16 scale, then eight times (four grid rows, four 7-bit sign sets and a 4-bit scale)
 
 

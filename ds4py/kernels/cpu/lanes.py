@@ -21,6 +21,9 @@ def fma(f: Fn, t: Target, a: Val, b: Val, c: Val) -> Val:
 
 # --- int8 dot products ---------------------------------------------------------------------------------------------------
 
+# by path, for people
+DOT = {"avx512": "vpdpbusd, 512 bits", "avx2": "vpmaddubsw, 256 bits", "plain": "32-bit products, 128 bits"}
+
 
 def dot_quads(f: Fn, t: Target, weights: list[tuple[Val, Val | None]], words: list[Val], q_max: int, init: Val) -> Val:
     """init + sum over quads of (4 weight bytes . 4 activation bytes), per lane -> i32 lanes.

@@ -31,6 +31,15 @@ def chunks(t: Target) -> tuple[int, ...]:
     return (1, 2, 3, 4) if t.path == "plain" else (1, 2, 3, 4, 8)
 
 
+def cut(n_rows: int, t: Target) -> list[int]:
+    """How `driver` cuts a call's rows into chunks."""
+    parts = []
+    while n_rows:
+        parts.append(max(m for m in chunks(t) if m <= n_rows))
+        n_rows -= parts[-1]
+    return parts
+
+
 def streams(t: Target, m: int) -> int:
     """Groups walked at once: many for one row (bandwidth), few for many (registers)."""
     return {1: 4, 2: 4 if t.lanes == 16 else 2}.get(m, 2 if t.lanes == 16 else 1)

@@ -45,6 +45,11 @@ def host_paths() -> tuple[str, ...]:
     return tuple(p for p in PATHS if all(f in have for f in _NEEDS[p]))
 
 
+def needs(path: str) -> tuple[str, ...]:
+    """The processor's features that a path uses."""
+    return _NEEDS[path]
+
+
 def is_x86() -> bool:
     return llb.get_process_triple().startswith(("x86_64", "i686", "amd64"))
 
