@@ -59,6 +59,10 @@ def _run(found: Scan) -> int:
         asked_types(values)  # a name that nobody knows is told before a file is opened
     from ds4py.cli.opening import context_len, open_file
 
+    if mode and mode != "--dump-logprobs":
+        from ds4py.cli.speculating import say_ignored
+
+        say_ignored(values, mode, log)
     g = open_file(values, log)
     if mode == "--inspect":
         from ds4py.cli.inspect import inspect
@@ -87,6 +91,7 @@ def _answer(values: Values, g: GgufFile, n_ctx: int, out: Terminal, log: Termina
         return _chat(values, g, tokenizer, n_ctx, out, log)
     from ds4py.cli.constraint import constrained, constraint
     from ds4py.cli.oneshot import one_shot
+    from ds4py.cli.speculating import say_opening
 
     chat, prompt = _prompt(values, g, tokenizer, text, log)
     _refuse_long(prompt, n_ctx)
@@ -95,6 +100,7 @@ def _answer(values: Values, g: GgufFile, n_ctx: int, out: Terminal, log: Termina
     options = _session_options(values, opened, chat, log)
     if grammar is not None:
         options = constrained(options, grammar, prompt, opened, chat)
+    say_opening(opened.speculation, options, log)
     try:
         return one_shot(opened, chat, prompt, options, _budget(values), values.texts("reverse_prompt"), out, log)
     finally:
@@ -107,6 +113,7 @@ def _chat(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, out: Te
     from ds4py.cli.conversation import Conversation
     from ds4py.cli.line_editor import LineEditor
     from ds4py.cli.repl import Repl
+    from ds4py.cli.speculating import say_opening
 
     refuse_in_chat(values)
 
@@ -115,6 +122,7 @@ def _chat(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, out: Te
     opened = _open(values, g, tokenizer, n_ctx, log)
     options = _session_options(values, opened, chat, log)
     conversation = Conversation(opened, chat, options, messages, how, values.texts("reverse_prompt"))
+    say_opening(opened.speculation, options, log)
     log.say("ds4: /help lists the commands, Ctrl-D leaves")
     try:
         return Repl(conversation, _budget(values), opened.engine.model.n_ctx_train, out, log).run(LineEditor())
@@ -155,6 +163,7 @@ def _prompted(values: Values, g: GgufFile, mode: str, out: Terminal, log: Termin
     from ds4py.cli.files import result_file
     from ds4py.cli.opening import Opened, context_len, open_engine, open_tokenizer
     from ds4py.cli.prompting import prompt_text
+    from ds4py.cli.speculating import say_opening
 
     tokenizer = open_tokenizer(g, log)
     text = prompt_text(values)
@@ -176,11 +185,15 @@ def _prompted(values: Values, g: GgufFile, mode: str, out: Terminal, log: Termin
         out.say(line)
         return 0 if agrees else 1
     with result_file(values.text(mode.lstrip("-").replace("-", "_"))) as stream:
-        opened = _open(values, g, tokenizer, n_ctx, log)
         if mode == "--dump-logits":
-            dumps.write_logits(stream, opened, prompt.ids, shown)
-        else:
+            dumps.write_logits(stream, Opened(g, tokenizer, open_engine(values, g, n_ctx, log)), prompt.ids, shown)
+            return 0
+        opened = _open(values, g, tokenizer, n_ctx, log)
+        say_opening(opened.speculation, dumps.GREEDY, log)
+        try:
             dumps.write_logprobs(stream, opened, prompt.ids, values.integer("logprobs_top_k"), _budget(values), shown)
+        finally:
+            opened.close()
     return 0
 
 

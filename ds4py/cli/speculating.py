@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from ds4py.cli.options import for_command
 from ds4py.cli.parsing import Values
 from ds4py.cli.terminal import Terminal
 from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, open_drafters, parse_types, recognise
@@ -70,6 +71,14 @@ class Speculation:
         if self.rates:
             made = replace(made, rule=Synthetic(self.rates, options.seed, options.stop_ids))
         return made if self.trace is None else replace(made, trace=self.trace.of(0))
+
+    def opening_lines(self, options: SessionOptions) -> Iterator[str]:
+        """What is said before the first token: which drafter and which policies run for sessions with `options`."""
+        yield line(self.drafters, options)
+        if self.rates:
+            shares = ", ".join(f"{rate:.3f}" for rate in self.rates)
+            yield "warning: acceptance is made up, for benchmarks only: what is printed is not the model's text"
+            yield f"made-up acceptance commits {1 + sum(self.rates):.2f} tokens a pass, by position {shares}"
 
     def closing_lines(self, stats: SpecStats) -> Iterator[str]:
         """What is said when a session has ended: nothing if nothing was drafted and no timing was asked for."""
@@ -172,16 +181,11 @@ def rows_needed(config: SpecConfig) -> int:
 
 
 def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: GgufFile, log: Terminal) -> Speculation:
-    """Open `config`'s drafters beside `engine`, which was opened from `g`, and say what runs."""
+    """Open `config`'s drafters beside `engine`, which was opened from `g`."""
     drafters = open_drafters(config, target_of(engine, g), lambda sentence: log.say(f"ds4: {sentence}"))
     if _switched_off(values):
         drafters = replace(drafters, line="speculation: off, because --spec-type says none")
-    log.say(f"ds4: {line(drafters)}")
     rates = _synthetic(values, drafters.n_max)
-    if rates:
-        shares = ", ".join(f"{rate:.3f}" for rate in rates)
-        log.say("ds4: warning: acceptance is made up, for benchmarks only: what is printed is not the model's text")
-        log.say(f"ds4: made-up acceptance commits {1 + sum(rates):.2f} tokens a pass, by position {shares}")
     trace = Trace.open(values.text("spec_trace")) if values.has("spec_trace") else None
     return Speculation(drafters, rates, trace, values.flag("mtp_timing"), _learned(config, engine) if not rates else None)
 
@@ -233,6 +237,21 @@ def _draft_file(values: Values, log: Terminal) -> Path | None:
 
 def _file(values: Values, key: str) -> Path | None:
     return Path(values.text(key)) if values.has(key) else None
+
+
+def say_opening(speculation: Speculation | None, options: SessionOptions, log: Terminal) -> None:
+    """What will draft, and how."""
+    if speculation is not None:
+        for sentence in speculation.opening_lines(options):
+            log.say(f"ds4: {sentence}")
+
+
+def say_ignored(values: Values, mode: str, log: Terminal) -> None:
+    """One line for the speculation options that were given to a mode that drafts nothing; none if there are none."""
+    names = [option.name for option in for_command(values.command) if "speculation" in option.topics]
+    given = list(dict.fromkeys(name for name in values.given if name in names))
+    if given:
+        log.say(f"ds4: {', '.join(given)} {'changes' if len(given) == 1 else 'change'} nothing here: {mode} drafts nothing")
 
 
 def keep_learned(speculation: Speculation | None, session: Session, log: Terminal) -> bool:

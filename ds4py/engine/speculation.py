@@ -8,6 +8,8 @@ it cannot, everything that saves time is allowed.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 from ds4py.drafters import Drafters, SpecConfig, Target
 from ds4py.engine.accept import Opportunistic, TargetDraw
@@ -41,23 +43,39 @@ def is_opportunistic(options: SessionOptions, config: SpecConfig) -> bool:
     return config.accept == "opportunistic" and (options.schedule is not None or options.params.temperature > 0)
 
 
-def line(drafters: Drafters) -> str:
-    """The start-up line, without a prefix: which drafter runs and how, or why none does."""
+def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
+    """The start-up line, without a prefix: which drafter runs and how, or why none does. `options`: those of the only session;
+    None where every request brings its own."""
     if not drafters.types:
         return drafters.line
     config = drafters.config
-    depth = {"cost": "depth by cost", "adaptive": "depth by acceptance", "fixed": "fixed depth"}[config.depth]
-    if config.depth == "cost" and config.accept == "opportunistic":
-        depth = "depth by cost at temperature 0 and by acceptance above"
-    return f"{drafters.line}, {depth}, {config.accept} above temperature 0"
+    cold, hot = (_DEPTHS[_policy(config, opportunistic)] for opportunistic in (False, config.accept == "opportunistic"))
+    if options is None:
+        depth = cold if cold == hot else f"{cold} at temperature 0 and {hot} above"
+        how = f"{depth}, {config.accept} above temperature 0"
+    elif is_opportunistic(options, config):
+        how = f"{hot}, opportunistic"
+    else:
+        how = f"{cold}, {'exact' if options.schedule or options.params.temperature > 0 else 'greedy'}"
+    streak = f", one draft left out after {config.skip_streak} in a row without an accepted token" if config.skip_streak else ""
+    return f"{drafters.line}, {how}{streak}"
+
+
+_DEPTHS: Final = MappingProxyType({"cost": "depth by cost", "adaptive": "depth by acceptance", "fixed": "fixed depth"})
+
+
+def _policy(config: SpecConfig, opportunistic: bool) -> str:
+    """The depth policy that runs: one that looks at the clock may not decide a text."""
+    return "adaptive" if config.depth == "cost" and opportunistic else config.depth
 
 
 def _depth(drafters: Drafters, opportunistic: bool) -> DepthPolicy:
     config, n_max = drafters.config, drafters.n_max
+    kind = _policy(config, opportunistic)
     policy: DepthPolicy
-    if config.depth == "fixed":
+    if kind == "fixed":
         policy = FixedDepth(n_max)
-    elif config.depth == "adaptive" or opportunistic:
+    elif kind == "adaptive":
         policy = Adaptive(n_max, drafters.n_min)
     else:
         policy = CostAware(n_max, drafters.n_min)

@@ -15,6 +15,7 @@ from ds4py.engine import Engine, FixedDepth, SessionOptions, TargetDraw
 from ds4py.engine.accept import Opportunistic
 from ds4py.engine.cost import CostAware
 from ds4py.engine.depth import Adaptive, SkipStreak
+from ds4py.engine.schedule import FixedSchedule, Penalties
 from ds4py.engine.speculation import line, speculating, target_of
 from ds4py.errors import FormatError, UnsupportedError, UsageError
 from ds4py.gguf import NewTensor, open_gguf, write_gguf
@@ -103,6 +104,25 @@ def test_policy_and_rule_follow_the_mode_and_the_temperature(tiny_engine: Callab
         assert type(made.rule) is rule and type(made.depth) is depth and made.drafter is not None
         assert speculating(options, drafters).drafter is not made.drafter
         assert "ngram-simple" in line(drafters) and "\n" not in line(drafters)
+
+
+def test_the_line_names_the_policy_that_runs(tiny_engine: Callable[..., Engine]) -> None:
+    """It said "cost" above temperature 0, where the policy that counts runs."""
+    hot, cold = SessionOptions(SamplingParams(0.8)), SessionOptions(SamplingParams(0))
+    masked = SessionOptions(SamplingParams(0), schedule=FixedSchedule(SamplingParams(0), Penalties(), {}, 32))
+    names = {CostAware: "depth by cost", Adaptive: "depth by acceptance", FixedDepth: "fixed depth"}
+    rules = {TargetDraw: ("greedy", "exact"), Opportunistic: ("opportunistic",)}
+    for accept in ("opportunistic", "exact"):
+        for depth in ("cost", "adaptive", "fixed"):
+            drafters = opened(tiny_engine(), types=("ngram-simple",), accept=accept, depth=depth)
+            for options in (hot, cold, masked):
+                made = speculating(options, drafters)
+                said = line(drafters, options).rsplit(", ", 2)
+                assert said[1] == names[type(made.depth)] and said[2] in rules[type(made.rule)], (accept, depth, said)
+    both = line(opened(tiny_engine(), types=("ngram-simple",)))
+    assert both.endswith("depth by cost at temperature 0 and depth by acceptance above, opportunistic above temperature 0")
+    streak = opened(tiny_engine(), types=("ngram-simple",), skip_streak=3)
+    assert line(streak, cold).endswith(", greedy, one draft left out after 3 in a row without an accepted token")
 
 
 def test_pools_are_shared_by_a_user_and_private_where_drafts_decide(tiny_engine: Callable[..., Engine]) -> None:

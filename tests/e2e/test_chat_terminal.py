@@ -98,6 +98,33 @@ def test_ctrl_c_in_an_answer_keeps_it_and_the_chat(chat: Chat) -> None:
     assert screen.wait() == 0
 
 
+@pytest.mark.parametrize("leave", ["\x04", "\x03\x03"])
+def test_the_statistics_of_all_turns_come_when_the_chat_ends(chat: Chat, tmp_path: Path, leave: str) -> None:
+    """However it is left; the counts are those of the whole chat, and the lookup cache is written."""
+    drafting = "--spec-type ngram-cache,ngram-map-k --spec-ngram-map-k-size-n 3 --spec-depth fixed -lcd dynamic --ignore-eos"
+    screen = chat("-n", "24", "-c", "512", *drafting.split())
+    assert "fixed depth, greedy" in screen.text
+    drafted = 0
+    for _ in range(2):
+        screen.line("Say fig, lime, fig, lime, fig, lime, fig, lime.")
+        screen.expect(SPEED)
+        screen.expect(PROMPT)
+        screen.line("/status")
+        screen.expect(r"drafts +\d+ of ")
+        now = int(screen.expect(" tokens accepted, "))
+        assert now > drafted
+        drafted = now
+        screen.expect(PROMPT)
+    for key in leave:
+        screen.send(key)
+        if leave == "\x03\x03" and "once more" not in screen.text:
+            screen.expect("Ctrl-C once more")
+            screen.expect(PROMPT)
+    screen.expect(rf"ds4: draft acceptance = \d\.\d{{5}} \( *\d+ accepted / *{drafted} generated\), mean len = ")
+    screen.expect(r"ds4: acc per pos = \(")
+    assert screen.wait() == 0 and (tmp_path / "dynamic").stat().st_size > 1000
+
+
 def test_ctrl_c_before_anything_takes_the_message_back(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("word " * 7000)
     screen = chat("-n", "5", "-c", "8192")

@@ -296,7 +296,7 @@ def test_statistics_and_logprobs_on_a_real_model(ds4: Callable[..., tuple[int, s
     code, out, err = ds4(f"{LIST} {NGRAM} --mtp-timing --spec-trace {trace}", "-p", TEXT)
     assert (code, out) == plain_run[:2]
     assert "ds4: speculation: off, because no --spec-type was given" in plain_run[2]
-    assert "ds4: speculation: ngram-map-k 3/8, up to 8 tokens ahead" in err
+    assert "ds4: speculation: ngram-map-k 3/8, up to 8 tokens ahead, fixed depth, greedy\n" in err
     n_accepted = accepted_of(err)
     assert re.search(r"^ds4: acc per pos = \(0\.\d{3}|1\.000", err, re.MULTILINE)
     assert f"#acc tokens = {n_accepted}," in err and "ds4: statistics ngram-map-k: #calls(b,g,a) = 1 " in err
@@ -341,3 +341,47 @@ def test_a_grammar_holds_with_drafts_on(ds4: Callable[..., tuple[int, str, str]]
     assert drafted[:2] == plain_run[:2]
     broken = ds4("-n 60 -c 512 -t 1", "-p", "hi", "-j", "{")
     assert broken[0] == 2 and broken[2].startswith("ds4: ")
+
+
+def test_backend_sampling_changes_nothing(ds4: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms, by flag and by environment: the same text and the same counts, at temperature 0 and above."""
+    ways = {"0": "-bs --spec-draft-backend-sampling", "0.8 --seed 3": "--backend-sampling --no-spec-draft-backend-sampling"}
+    for temperature, more in ways.items():
+        run = f"--raw -n 24 -c 256 -t 1 {NGRAM} --temp {temperature}"
+        usual = ds4(run, "-p", TEXT)
+        assert usual[0] == 0 and counts_of(usual[2])
+        code, out, err = ds4(f"{run} {more}", "-p", TEXT)
+        assert (code, out, counts_of(err)) == (0, usual[1], counts_of(usual[2]))
+    monkeypatch.setenv("LLAMA_ARG_BACKEND_SAMPLING", "1")
+    monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING", "0")
+    assert ds4(run, "-p", TEXT)[1] == usual[1]
+
+
+def counts_of(err: str) -> list[str]:
+    return re.findall(r"draft acceptance = .*|acc per pos = .*|speculation: .*", err)
+
+
+@pytest.mark.parametrize(
+    ("mode", "prompt"),
+    [
+        ("--inspect", False),
+        ("--show-prompt", True),
+        ("--dump-tokens", True),
+        ("--dump-logits -", True),
+        ("--decode-consistency 2", True),
+        ("--perplexity-file text", False),
+        ("--imatrix-dataset text --imatrix-out {tmp}/im.gguf", False),
+    ],
+)
+def test_a_mode_that_drafts_nothing_says_so(
+    ds4: Callable[..., tuple[int, str, str]], mode: str, prompt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("The sea is wide, and the ship is small. " * 8)
+    run = f"-c 128 -t 1 {mode.format(tmp=tmp_path)}"
+    said = ["-p", "hi"] if prompt else []
+    plain_run = ds4(run, *said)
+    code, out, err = ds4(f"{run} --spec-type ngram-cache -lcd {tmp_path}/dynamic", *said)
+    assert (code, out) == plain_run[:2] and code == 0
+    words = f"ds4: --spec-type, --lookup-cache-dynamic change nothing here: {mode.split()[0]} drafts nothing\n"
+    assert err.count(words) == 1 and "nothing here" not in plain_run[2] and not (tmp_path / "dynamic").exists()
