@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ds4py.errors import UsageError
+from ds4py.tokenizer import PromptText
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -37,7 +38,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. UsageError for a role that is none of ROLES."""
+    """One turn. `sampled`: content and calls exactly as they were drawn, to be put in their place when the conversation is
+    rendered again. UsageError for a role that is none of ROLES."""
 
     role: str
     content: str = ""
@@ -45,6 +47,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
     tool_call_id: str | None = None
+    sampled: PromptText | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

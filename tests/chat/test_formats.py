@@ -68,7 +68,7 @@ def test_fallbacks_say_what_they_are(chat: Chat) -> None:
 
 
 def test_a_named_template_serves_tools(chat: Chat) -> None:
-    chat_format, _ = chat(BRACKETS, tool_use="TOOLS{{ tools | tojson }}")
+    chat_format, _ = chat(BRACKETS, tool_use="TOOLS{{ tools | tojson }}{# calls as <tool_call> #}")
     assert str(chat_format.render(USER)).startswith("[[user]]")
     assert str(chat_format.render(USER, tools=[{"name": "f"}])) == 'TOOLS[{"name": "f"}]'
 

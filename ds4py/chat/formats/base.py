@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ds4py.chat.calls import CallSyntax
 from ds4py.chat.messages import Message
 from ds4py.tokenizer import PromptText
 
@@ -34,6 +35,11 @@ class ChatFormat(Protocol):
     @property
     def think_tags(self) -> ThinkTags | None:
         """What surrounds reasoning, or None for a model that does not reason."""
+        ...
+
+    @property
+    def call_syntax(self) -> CallSyntax:
+        """How the model is asked to write tool calls."""
         ...
 
     @property

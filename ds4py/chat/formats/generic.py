@@ -7,6 +7,9 @@ handed over in the way the template understands: in its own field, or in front o
 handles those itself; a template that knows neither gets the content alone. Either way the model's own rule decides which old
 reasoning the prompt keeps. An assistant's content that begins with a think block counts as reasoning and content; tags anywhere
 else in a message are text (guard.py).
+
+How calls are written is read off the template too. One that takes tools and writes them in a syntax that is known here is given
+them; for any other they are described (described.py). Calls that carry what was sampled are put back as they were (replay.py).
 """
 
 from __future__ import annotations
@@ -15,7 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ds4py.chat.calls import CallSyntax
+from ds4py.chat.formats import replay
+from ds4py.chat.formats.bare_json import TAG, BareCalls
 from ds4py.chat.formats.base import ThinkTags
+from ds4py.chat.formats.described import described
+from ds4py.chat.formats.tagged import OPEN, TaggedCalls
+from ds4py.chat.formats.xml_call import FUNCTION
 from ds4py.chat.guard import Guard
 from ds4py.chat.messages import Message
 from ds4py.chat.template import ChatTemplate
@@ -54,6 +63,9 @@ class TemplateFormat:
         self._tokens = {"bos_token": _spelling(tokenizer, tokenizer.bos_id), "eos_token": _spelling(tokenizer, tokenizer.eos_id)}
         self.think_tags = tags = _find_tags(tokenizer, template.source)
         self._guard = Guard(tokenizer.vocab.markers, (tags.open, tags.close) if tags else ())
+        native = _find_syntax(self._tool_template)
+        self._takes_tools = native is not None
+        self.call_syntax = native or TaggedCalls()
         self.can_switch_thinking = not template.variables.isdisjoint(_SWITCHES)
 
     def render(
@@ -66,6 +78,28 @@ class TemplateFormat:
         add_generation_prompt: bool = True,
     ) -> PromptText:
         """See ChatFormat.render."""
+        if any(message.sampled is not None for message in messages):
+            mark = self._guard.sentinel([_texts(messages), list(tools), self._template.source])
+            placed = replay.with_places(messages, mark, whole=not self._takes_tools)
+            rendered, sentinel = self._rendered(placed, tools, think, effort, add_generation_prompt)
+            found = replay.gathered(rendered, messages, mark, self.call_syntax) if self._takes_tools else rendered
+            sampled = {i: message.sampled for i, message in enumerate(messages) if message.sampled is not None}
+            prompt = replay.spliced(self._guard.reveal(found, sentinel), sampled, mark) if found is not None else None
+            if prompt is not None:
+                return prompt
+        return self._guard.reveal(*self._rendered(messages, tools, think, effort, add_generation_prompt))
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        think: bool | None,
+        effort: str | None,
+        add_generation_prompt: bool,
+    ) -> tuple[str, str]:
+        """(the prompt with the sentinel in it, the sentinel)."""
+        if not self._takes_tools and (tools or any(message.tool_calls for message in messages)):
+            messages, tools = described(messages, tools), ()
         template = self._tool_template if tools else self._template
         plain = [self._as_dict(message, template) for message in messages]
         sentinel = self._guard.sentinel([plain, list(tools), template.source])
@@ -79,7 +113,7 @@ class TemplateFormat:
         rendered = template.render(**variables)
         if think is False and add_generation_prompt:
             rendered += self._closed_at_once(rendered, template.source)
-        return self._guard.reveal(rendered, sentinel)
+        return rendered, sentinel
 
     def opens_thinking(self, prompt: PromptText) -> bool:
         """See ChatFormat.opens_thinking."""
@@ -142,4 +176,21 @@ def _find_tags(tokenizer: Tokenizer, source: str) -> ThinkTags | None:
     for tags in _TAGS:
         if tags.close in source or (tags.open in markers and tags.close in markers):
             return tags
+    return None
+
+
+def _texts(messages: Sequence[Message]) -> list[list[str]]:
+    """Everything in `messages` that is text, what was sampled too."""
+    calls = [[call.name + call.arguments for call in message.tool_calls] for message in messages]
+    return [[m.content, m.reasoning or "", str(m.sampled or ""), *calls[i]] for i, m in enumerate(messages)]
+
+
+def _find_syntax(template: ChatTemplate) -> CallSyntax | None:
+    """How a template writes calls; None if it takes no tools, or writes calls in a way that is not known here."""
+    if "tools" not in template.variables:
+        return None
+    if OPEN in template.source and "<arg_key>" not in template.source:
+        return TaggedCalls(xml=FUNCTION in template.source)
+    if TAG in template.source or '"parameters": ' in template.source:
+        return BareCalls()
     return None

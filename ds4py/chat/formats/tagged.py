@@ -1,0 +1,252 @@
+"""Calls between `<tool_call>` and `</tool_call>`: Qwen 2.5 and 3, Hermes models, and formats that are described in the prompt.
+
+Inside the tags stands a JSON object with a name and arguments, or the `<function=NAME>` dialect (xml_call.py). Models drift from
+one into the other, so the parser takes either, whichever was described. It is lenient where the meaning is plain: closing tags
+may be missing, braces doubled, several objects may share a pair of tags. Blank text around calls belongs to the markup. What
+stands between tags and is no call comes out as text, tags and all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+from ds4py.chat.calls import CallObject, CallParser, CallPart, ObjectState, Plain, function_of, joined, schema_of
+from ds4py.chat.events import CallEnd, CallEvent
+from ds4py.chat.formats.xml_call import FUNCTION, Place, XmlBody, XmlState
+
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+_BEGUN = re.compile(rf'{OPEN}\s*(?:\{{\s*"(?:name|type|function|arguments)"|{FUNCTION})')
+
+
+class Phase(Enum):
+    TEXT = "text"
+    OPENED = "opened"  # after the opening tag: which dialect?
+    OBJECT = "object"
+    XML = "xml"
+    OTHER = "other"  # nothing that is known; held until the closing tag
+    AFTER = "after"  # the call is complete; its closing tag is due
+
+
+@dataclass(frozen=True)
+class TagState:
+    """All that is remembered. n_seen: characters fed; index: calls before this one; raw: markup of a call without a name yet."""
+
+    phase: Phase = Phase.TEXT
+    held: str = ""
+    n_seen: int = 0
+    index: int = 0
+    raw: str = ""
+    after_call: bool = False
+    object: ObjectState = ObjectState()
+    xml: XmlState = XmlState()
+
+
+class TagParser:
+    """A `CallParser`."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._tools = tools
+        self.state = TagState()
+
+    @property
+    def is_syntax(self) -> bool:
+        state = self.state
+        match state.phase:
+            case Phase.TEXT:
+                return len(state.held.lstrip()) >= 2 and not state.held.isspace()
+            case Phase.OBJECT:
+                return not state.object.in_payload
+            case Phase.XML:
+                return not XmlBody(state.index, self._tools, state.xml).in_payload
+        return state.phase is not Phase.OTHER
+
+    def feed(self, text: str) -> list[CallPart]:
+        rest = self.state.held + text
+        self.state = replace(self.state, held="", n_seen=self.state.n_seen + len(text))
+        steps = {
+            Phase.TEXT: self._text,
+            Phase.OPENED: self._opened,
+            Phase.OBJECT: self._object,
+            Phase.XML: self._xml,
+            Phase.OTHER: self._other,
+            Phase.AFTER: self._after,
+        }
+        parts: list[CallPart] = []
+        waits = False
+        while rest and not waits:
+            rest, waits = steps[self.state.phase](rest, parts)
+        self.state = replace(self.state, held=rest)
+        return joined(parts)
+
+    def flush(self) -> list[CallPart]:
+        state, parts = self.state, list[CallPart]()
+        self.state = replace(state, held="", raw="", phase=Phase.TEXT)
+        if state.phase is Phase.TEXT:
+            if not (state.after_call and state.held.isspace()):
+                self._plain(state.held, 0, parts)
+        elif state.phase is Phase.AFTER:
+            parts.append(CallEnd(state.index, True, state.n_seen - len(state.held)))
+        elif state.phase is Phase.OBJECT and state.object.name is not None:
+            body = CallObject(state.index, state.object)
+            parts += [*body.cut(), CallEnd(state.index, False, state.n_seen)]
+        elif state.phase is Phase.XML and state.xml.name is not None:
+            xml = XmlBody(state.index, self._tools, state.xml)
+            parts += [*xml.cut(), CallEnd(state.index, xml.complete, state.n_seen)]
+        else:
+            self._plain(state.raw + state.held, 0, parts)
+        return joined(parts)
+
+    # A step takes the undecided text, adds the parts it decides and returns (what is left, whether that must wait for more).
+
+    def _text(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
+        at = text.find(OPEN)
+        if at >= 0:
+            shown = text[:at].rstrip()
+            self._plain(shown, len(text), parts)
+            self.state = replace(self.state, phase=Phase.OPENED, raw=text[len(shown) : at] + OPEN)
+            return text[at + len(OPEN) :], False
+        n_tag = next((n for n in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-n:])), 0)
+        shown = text[: len(text) - n_tag].rstrip()
+        self._plain(shown, len(text), parts)
+        return text[len(shown) :], True
+
+    def _plain(self, text: str, n_left: int, parts: list[CallPart]) -> None:
+        """`text` is the answer's; it begins n_left characters before the end of what was fed (0: it is the end)."""
+        if text:
+            parts.append(Plain(text, self.state.n_seen - (n_left or len(text))))
+            self.state = replace(self.state, after_call=False)
+
+    def _opened(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
+        body = text.lstrip()
+        raw = self.state.raw + text[: len(text) - len(body)]
+        self.state = replace(self.state, raw=raw)
+        if body.startswith("{"):
+            self.state = replace(self.state, phase=Phase.OBJECT, object=ObjectState())
+        elif body.startswith(FUNCTION):
+            self.state = replace(self.state, phase=Phase.XML, xml=XmlState())
+        elif body and not FUNCTION.startswith(body):
+            self.state = replace(self.state, phase=Phase.OTHER)
+        else:
+            return body, True
+        return body, False
+
+    def _object(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
+        body = CallObject(self.state.index, self.state.object)
+        events, n = body.feed(text)
+        self._take(events, text[:n], parts)
+        self.state = replace(self.state, object=body.state)
+        if body.state.done:
+            self._body_ended(body.state.name is not None, parts, len(text) - n)
+        return text[n:], False
+
+    def _xml(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
+        body = XmlBody(self.state.index, self._tools, self.state.xml)
+        events, n = body.feed(text)
+        self._take(events, text[:n], parts)
+        self.state = replace(self.state, xml=body.state)
+        if body.done:
+            self._body_ended(True, parts, len(text) - n)
+        return text[n:], self.state.xml.place is not Place.DONE
+
+    def _take(self, events: list[CallEvent], text: str, parts: list[CallPart]) -> None:
+        parts += events
+        named = bool(events) or not self.state.raw
+        self.state = replace(self.state, raw="" if named else self.state.raw + text)
+
+    def _body_ended(self, is_call: bool, parts: list[CallPart], n_left: int) -> None:
+        """The object or function is complete; n_left characters were fed behind it."""
+        if is_call:
+            self.state = replace(self.state, phase=Phase.AFTER)
+            return
+        raw = self.state.raw
+        self.state = replace(self.state, phase=Phase.TEXT, raw="")
+        self._plain(raw, n_left + len(raw), parts)
+
+    def _other(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
+        at = text.find(CLOSE)
+        if at < 0:
+            n_tag = next((n for n in range(min(len(CLOSE) - 1, len(text)), 0, -1) if CLOSE.startswith(text[-n:])), 0)
+            self.state = replace(self.state, raw=self.state.raw + text[: len(text) - n_tag])
+            return text[len(text) - n_tag :], True
+        end = at + len(CLOSE)
+        self.state = replace(self.state, raw=self.state.raw + text[:end])
+        self._body_ended(False, parts, len(text) - end)
+        return text[end:], False
+
+    def _after(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
+        body = text.lstrip(" \t\r\n}],")
+        if not body or (CLOSE.startswith(body) and body != CLOSE):
+            return body, True
+        closed = len(CLOSE) if body.startswith(CLOSE) else 0
+        parts.append(CallEnd(self.state.index, True, self.state.n_seen - len(body) + closed))
+        another = body.startswith("{")
+        self.state = replace(
+            self.state,
+            phase=Phase.OBJECT if another else Phase.TEXT,
+            index=self.state.index + 1,
+            object=ObjectState(),
+            after_call=True,
+        )
+        return body[closed:], False
+
+
+@dataclass(frozen=True)
+class TaggedCalls:
+    """The `CallSyntax`. xml: calls are described, and forced, in the `<function=` dialect."""
+
+    xml: bool = False
+    markers: tuple[str, ...] = (OPEN, CLOSE)
+    opener: str | None = OPEN
+
+    def parser(self, tools: Sequence[Mapping[str, Any]]) -> CallParser:
+        return TagParser(tools)
+
+    def begun(self, text: str) -> int | None:
+        found = _BEGUN.search(text)
+        return found.start() if found else None
+
+    def find(self, rendered: str, at: int) -> tuple[int, int] | None:
+        start, end = rendered.rfind(OPEN, 0, at), rendered.find(CLOSE, at)
+        return (start, end + len(CLOSE)) if 0 <= start and end >= 0 else None
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
+        more = ' ("\\n" call)*' if parallel else ""
+        rules = [f"start: call{more}", "call: " + " | ".join(f"f{i}" for i in range(len(tools)))]
+        for i, tool in enumerate(tools):
+            rules += _xml_rules(i, tool) if self.xml else _json_rules(i, tool)
+        return "\n".join(rules)
+
+
+def _json_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
+    name = json.dumps(str(function_of(tool).get("name", "")), ensure_ascii=False)
+    lead = json.dumps(f'{OPEN}\n{{"name": {name}, "arguments": ', ensure_ascii=False)
+    end = json.dumps("}\n" + CLOSE)
+    return [f"f{i}: {lead} a{i} {end}", f"a{i}: %json {json.dumps(dict(schema_of(tool)))}"]
+
+
+def _xml_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
+    schema = schema_of(tool)
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = schema.get("required")
+    required = set(required) if isinstance(required, list) else set()
+    name = function_of(tool).get("name", "")
+    rules, uses = [], ""
+    for j, (key, kind) in enumerate(properties.items()):
+        is_text = not isinstance(kind, Mapping) or kind.get("type", "string") == "string"
+        value = f"v{i}_{j}"
+        lead = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+        uses += f" p{i}_{j}{'' if key in required else '?'}"
+        if is_text:
+            rules += [f"p{i}_{j}: {lead} {value}", f'{value}[suffix="\\n</parameter>\\n"]: /(.|\\n)*/']
+        else:
+            rules += [f'p{i}_{j}: {lead} {value} "\\n</parameter>\\n"', f"{value}: %json {json.dumps(kind)}"]
+    opening = json.dumps(f"{OPEN}\n{FUNCTION}{name}>\n", ensure_ascii=False)
+    end = json.dumps("</function>\n" + CLOSE)
+    return [f"f{i}: {opening}{uses} {end}", *rules]

@@ -1,0 +1,1 @@
+"""HTTP: three APIs over one engine. Translators are pure; one thread owns the model."""

@@ -1,0 +1,177 @@
+"""Tool calls in every syntax, cut at every place: the same calls, nothing lost, nothing invented (FC-32, 34, 37, 38)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds4py.chat import Called, CallEnd, CallStart, Text, collect
+from ds4py.chat.calls import CallParser, CallPart, CallSyntax, Plain, joined
+from ds4py.chat.formats.bare_json import BareCalls
+from ds4py.chat.formats.tagged import TaggedCalls
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": kinds}}}
+    for name, kinds in {
+        "f": {"s": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}},
+        "g": {"a": {"type": "string"}, "any": {}},
+    }.items()
+]
+TAGGED, XML, BARE = TaggedCalls(), TaggedCalls(xml=True), BareCalls()
+
+
+def read(syntax: CallSyntax, pieces: list[str]) -> list[CallPart]:
+    parser = syntax.parser(TOOLS)
+    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.flush())
+
+
+def result(parts: list[CallPart]) -> tuple[str, list[tuple[str, str, bool]]]:
+    reply = collect(Text(part.text) if isinstance(part, Plain) else part for part in parts)
+    return reply.text, [(call.name, call.arguments, call.complete) for call in reply.calls]
+
+
+ONE = '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>'
+CASES = [  # syntax, text, plain text, calls
+    (TAGGED, "no call at all < tool", "no call at all < tool", []),
+    (TAGGED, ONE, "", [("f", '{"s": "a"}', True)]),
+    (TAGGED, f"Look:\n\n{ONE}\n", "Look:", [("f", '{"s": "a"}', True)]),
+    (TAGGED, f"{ONE}\n{ONE}", "", [("f", '{"s": "a"}', True)] * 2),
+    (TAGGED, f"{ONE} done.", " done.", [("f", '{"s": "a"}', True)]),
+    (TAGGED, '<tool_call>{"arguments": {"a": 1}, "name": "g"}</tool_call>', "", [("g", '{"a": 1}', True)]),
+    (TAGGED, '<tool_call>{"name": "g", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("g", '{"a": 1}', True)]),
+    (TAGGED, '<tool_call>{"name": "g", "arguments": null}</tool_call>', "", [("g", "{}", True)]),
+    (TAGGED, '<tool_call>{"name": "g"}</tool_call>', "", [("g", "{}", True)]),
+    (TAGGED, '<tool_call>{"name": "g", "arguments": {"a": "x"}}}\n</tool_call>', "", [("g", '{"a": "x"}', True)]),
+    (TAGGED, '<tool_call>{"name": "f"}\n{"name": "g"}</tool_call>', "", [("f", "{}", True), ("g", "{}", True)]),
+    (TAGGED, f'<tool_call>{{"name": "g"}}\n{ONE}', "", [("g", "{}", True), ("f", '{"s": "a"}', True)]),
+    (TAGGED, '<tool_call>{"type": "function", "function": {"name": "g", "arguments": {}}}</tool_call>', "", [("g", "{}", True)]),
+    # closers missing, or the text ends inside: repaired, cut and marked, never completed
+    (TAGGED, '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}', "", [("f", '{"s": "a"}', True)]),
+    (TAGGED, '<tool_call>{"name": "f", "arguments": {"s": "a', "", [("f", '{"s": "a', False)]),
+    (TAGGED, '<tool_call>{"name": "f", "arguments": {"s": "a"}', "", [("f", '{"s": "a"}', False)]),
+    (TAGGED, 'x <tool_call>{"na', 'x <tool_call>{"na', []),
+    (TAGGED, "x\n<tool_c", "x\n<tool_c", []),
+    # markup that is no call stays visible
+    (TAGGED, "a <tool_call> what? </tool_call> b", "a <tool_call> what? </tool_call> b", []),
+    (TAGGED, 'a <tool_call>{"x": 1}</tool_call>', 'a <tool_call>{"x": 1}</tool_call>', []),
+    # closing tags, braces and escapes inside strings are payload
+    (TAGGED, '<tool_call>{"name":"f","arguments":{"s":"</tool_call>}\\"{"}}</tool_call>', "",
+     [("f", '{"s":"</tool_call>}\\"{"}', True)]),
+    (TAGGED, '<tool_call>{"name":"f","arguments":{"p":"C:\\\\u002f x","q":"a:b","r":"\\u00e9\\u002f"}}</tool_call>', "",
+     [("f", '{"p":"C:\\\\u002f x","q":"a:b","r":"\\u00e9\\u002f"}', True)]),
+    (TAGGED, '<tool_call>{"name":"f","arguments":{"s":"\\ud83d\\ude00 \\ud83d \\u0000 \u2028"}}</tool_call>', "",
+     [("f", '{"s":"\\ud83d\\ude00 \\ud83d \\u0000 \u2028"}', True)]),
+    # the other dialect, whichever was described
+    (TAGGED, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>", "",
+     [("f", '{"s": "a"}', True)]),
+    (XML, "ok <tool_call><function=f><parameter=n>5</parameter><parameter=s>5</parameter></function></tool_call>", "ok",
+     [("f", '{"n": 5, "s": "5"}', True)]),
+    (XML, '<tool_call>\n<function=f>\n<parameter=s>\n"q"\n\n</tool_call>\n</parameter>\n</function>\n</tool_call>', "",
+     [("f", '{"s": "\\"q\\"\\n\\n</tool_call>"}', True)]),
+    (XML, "<tool_call>\n<function=f>\n<parameter=l>\n[1, 2\n</parameter>\n</function>\n</tool_call>", "",
+     [("f", '{"l": "[1, 2"}', True)]),
+    (XML, "<tool_call>\n<function=g>\n</function>\n</tool_call>", "", [("g", "{}", True)]),
+    (XML, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</tool_call>", "", [("f", '{"s": "a"}', True)]),
+    (XML, "<tool_call>\n<function=f>\n<parameter=s>\na\n</function>\n</tool_call>", "", [("f", '{"s": "a"}', True)]),
+    (XML, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>", "", [("f", '{"s": "a"}', True)]),
+    (XML, "<tool_call>\n<function=f>\n<parameter=s>\nab", "", [("f", '{"s": "ab', False)]),
+    (XML, "<tool_call>\n<function=f", "<tool_call>\n<function=f", []),
+    (XML, ONE, "", [("f", '{"s": "a"}', True)]),
+    # bare objects: only at the start, and only with a tool's name
+    (BARE, '{"name": "f", "parameters": {"s": "a"}}', "", [("f", '{"s": "a"}', True)]),
+    (BARE, ' <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": "b"}}', "",
+     [("f", "{}", True), ("g", '{"a": "b"}', True)]),
+    (BARE, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
+    (BARE, '{"age": 36}', '{"age": 36}', []),
+    (BARE, 'It is {"name": "f"}', 'It is {"name": "f"}', []),
+    (BARE, '{"name": "f", "parameters": {"s": "a', "", [("f", '{"s": "a', False)]),
+    (BARE, '{"name": "f"}\n\nDone', "\n\nDone", [("f", "{}", True)]),
+    (BARE, '{"parameters": {"a": 1}, "name": "g"}', "", [("g", '{"a": 1}', True)]),
+]
+
+
+@pytest.mark.parametrize(("syntax", "text", "plain", "calls"), CASES)
+def test_every_cut_gives_the_same(syntax: CallSyntax, text: str, plain: str, calls: list[tuple[str, str, bool]]) -> None:
+    whole = read(syntax, [text])
+    assert result(whole) == (plain, calls)
+    for at in range(1, len(text)):
+        assert read(syntax, [text[:at], text[at:]]) == whole, at
+    assert read(syntax, list(text)) == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_arbitrary_text_is_never_lost_and_never_depends_on_cuts(data: st.DataObject) -> None:
+    syntax = data.draw(st.sampled_from([TAGGED, XML, BARE]))
+    words = ["<tool_call>", "</tool_call>", "{", "}", '"name"', ": ", '"f"', '"arguments"', "<function=f>", "<parameter=s>", "\n"]
+    more = ["</parameter>", "</function>", "<", ",", "\\", '"', "x", " ", "[", "]", ";"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words + more), max_size=25)))
+    whole = read(syntax, [text])
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(syntax, pieces) == whole
+    started = [part.index for part in whole if isinstance(part, CallStart)]
+    assert started == list(range(len(started))) == [part.index for part in whole if isinstance(part, CallEnd)]
+    if not started:
+        assert result(whole)[0] == text
+
+
+def test_a_parser_goes_back_by_its_state() -> None:
+    for syntax, text, *_ in CASES:
+        parser = syntax.parser(TOOLS)
+        states = []
+        for char in text:
+            states.append(parser.state)
+            parser.feed(char)
+        for at in (len(text) // 3, 2 * len(text) // 3):
+            parser.state = states[at]
+            again: list[CallPart] = [part for char in text[at:] for part in parser.feed(char)]
+            parser.state = states[at]
+            assert joined(again) == joined(parser.feed(text[at:]))
+
+
+def payload_of(syntax: CallSyntax, text: str) -> str:
+    """The characters of `text` that are drawn as the request says."""
+    parser: CallParser = syntax.parser(TOOLS)
+    out = ""
+    for char in text:
+        out += "" if parser.is_syntax else char
+        parser.feed(char)
+    return out
+
+
+def test_what_is_payload() -> None:
+    text = 'Hi <t1\n<tool_call>\n{"name": "f", "arguments": {"key": "va\\"l", "n": 5, "l": ["x"]}}\n</tool_call>'
+    assert payload_of(TAGGED, text) == 'Hi <t\n<tva\\"l"x"'
+    xml = "<tool_call>\n<function=f>\n<parameter=s>\na </b> c\n</parameter>\n</function>\n</tool_call>"
+    assert payload_of(XML, xml) == "<t\na </b> c\n</p"
+    assert payload_of(BARE, '{"name": "f", "parameters": {"s": "ab"}}') == '{ab"'
+
+
+def test_streamed_arguments_only_grow() -> None:
+    text = '<tool_call>{"name":"f","arguments":{"p":"C:\\\\u002f x","q":"a:b","r":"\\u00e9"}}</tool_call>'
+    parser, seen = TAGGED.parser(TOOLS), ""
+    for char in text:
+        for part in parser.feed(char):
+            seen += getattr(part, "text", "")
+    assert json.loads(seen) == {"p": "C:\\u002f x", "q": "a:b", "r": "é"}
+
+
+def test_a_call_in_a_rendered_prompt_is_found() -> None:
+    text = f"a{ONE}b{ONE}c"
+    for at in (20, len(ONE) + 25):
+        span = TAGGED.find(text, at)
+        assert span is not None and text[slice(*span)] == ONE
+    bare = 'x{"name": "§", "parameters": {"a": "}"}}y'
+    span = BARE.find(bare, bare.index("§"))
+    assert span is not None and bare[slice(*span)] == bare[1:-1]
+    assert TAGGED.find("no tags", 3) is None and BARE.find("no brace", 3) is None
+
+
+def test_collect_gathers_calls() -> None:
+    _, calls = result(read(TAGGED, [ONE]))
+    assert collect([CallStart(0, "f"), CallEnd(0, True)]).calls == (Called("f", "", True),) and len(calls) == 1
