@@ -65,6 +65,7 @@ def _options(values: Values) -> Options:
         pre_tokenizer=values.text("pre_tokenizer") if values.has("pre_tokenizer") else "",
         drop=values.texts("drop"),
         vocab_only=values.flag("vocab_only"),
+        target=Path(values.text("target_model_dir")) if values.has("target_model_dir") else None,
     )
 
 

@@ -3,10 +3,11 @@
     plan = make_plan(folder, Options(outtype="q8_0"))     # everything is checked, nothing is written
     write_plan(plan, path, progress=lambda done, total, name: ...)
 
-An architecture is one file in `families/`. Nothing here needs torch.
+An architecture is one file in `families/`, a kind of draft one in `drafts/`. Nothing here needs torch.
 """
 
-from ds4py.convert.plan import OUTTYPES, Item, Options, Plan, make_plan
+from ds4py.convert.plan import OUTTYPES, Item, Options, Plan
+from ds4py.convert.planning import make_plan
 from ds4py.convert.writing import write_plan
 
 __all__ = ["OUTTYPES", "Item", "Options", "Plan", "make_plan", "write_plan"]

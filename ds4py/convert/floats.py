@@ -59,3 +59,12 @@ def scaled(values: F32, first: int, scales: F32, block: tuple[int, int]) -> F32:
     n, width = values.shape
     per_row = scales[(first + np.arange(n)) // block[0]]
     return values * np.repeat(per_row, block[1], axis=1)[:, :width]
+
+
+def integers(entry: Entry) -> npt.NDArray[np.int64]:
+    """All of a tensor of whole numbers or marks. UnsupportedError for another type."""
+    kinds = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "u1"}
+    if entry.dtype not in kinds:
+        raise UnsupportedError(f"{entry.path}: tensor {entry.name} has type {entry.dtype}, and whole numbers are expected")
+    raw = np.frombuffer(read_bytes(entry, 0, entry.nbytes), kinds[entry.dtype])
+    return raw.astype(np.int64).reshape(entry.shape)

@@ -8,22 +8,23 @@ written, a few rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ds4py.convert.checkpoint import Checkpoint, listed, open_checkpoint
-from ds4py.convert.config import Config, read_config
+from ds4py.convert.config import Config
 from ds4py.convert.families.registry import family_of
 from ds4py.convert.family import Family, Wanted
 from ds4py.convert.floats import F32, FLOATS
 from ds4py.convert.safetensors import Entry, read_bytes
 from ds4py.convert.tokenizer_files import read_vocabulary, tokenizer_metadata
-from ds4py.errors import FormatError, UnsupportedError
+from ds4py.errors import FormatError, UnsupportedError, UsageError
 from ds4py.gguf import GgmlType
 
 OUTTYPES: Mapping[str, GgmlType | None] = {
@@ -45,6 +46,7 @@ class Options:
     pre_tokenizer: str = ""
     drop: tuple[str, ...] = ()
     vocab_only: bool = False
+    target: Path | None = None  # the folder of the model that a draft is for
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,7 @@ class Item:
     type: GgmlType
     wanted: Wanted | None = None
     source: str = ""
-    values: F32 | None = None
+    values: F32 | npt.NDArray[np.int64] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -78,25 +80,25 @@ class Plan:
         return sum(item.nbytes for item in self.items)
 
 
-def make_plan(folder: Path, options: Options) -> Plan:
-    """Read all headers, configs and tokenizer files of `folder` and decide everything. Raises FormatError, UnsupportedError,
-    ResourceError; UsageError for options that fit nothing."""
-    config = read_config(folder)
+def plan_model(folder: Path, config: Config, options: Options) -> Plan:
+    """Everything about a whole model, decided. Raises as `make_plan`."""
     family = family_of(config)
+    if options.target is not None:
+        raise UsageError(f"--target-model-dir is for drafts, and {folder} is a whole model ({config.architecture})")
     config = config.with_defaults(family.defaults)
     own = {f"{family.name}.{key}": value for key, value in family.metadata(config).items()}
     block = config.block()
     vocab = read_vocabulary(folder, options.pre_tokenizer)
     if options.vocab_only:
         vocab = vocab.padded(max(config.count("vocab_size", len(vocab.tokens)), len(vocab.tokens)), config.path)
-        kv = {**_general(folder, family, options, ()), **own, **tokenizer_metadata(folder, config, vocab)}
+        kv = {**general_keys(folder, family.name, options, ()), **own, **tokenizer_metadata(folder, config, vocab)}
         return Plan(folder, family.name, kv, (), None, vocab.notes)
     checkpoint = open_checkpoint(folder, block, options.drop)
     items, notes = _items(checkpoint, config, family, options)
     n_rows = next(item.shape[0] for item in items if item.name == "token_embd.weight")
     vocab = vocab.padded(n_rows, folder)
     kv = {
-        **_general(folder, family, options, items),
+        **general_keys(folder, family.name, options, items),
         **own,
         f"{family.name}.vocab_size": n_rows,
         **tokenizer_metadata(folder, config, vocab),
@@ -106,7 +108,7 @@ def make_plan(folder: Path, options: Options) -> Plan:
 
 def _items(checkpoint: Checkpoint, config: Config, family: Family, options: Options) -> tuple[list[Item], list[str]]:
     """The tensors to write, and notes about what is not or not as asked."""
-    there = _canonical(checkpoint, family)
+    there = canonical_names(checkpoint, family.canonical)
     notes = [f"left out as asked: {name}" for name in checkpoint.dropped]
     tied = config.flag("tie_word_embeddings", family.tied_by_default)
     _check_head(checkpoint, config, there, tied)
@@ -120,10 +122,10 @@ def _items(checkpoint: Checkpoint, config: Config, family: Family, options: Opti
             missing += [] if wanted.optional else [wanted.source]
             continue
         used.add(wanted.source)
-        items.append(_item(checkpoint, wanted, there[wanted.source], options))
+        items.append(item_of(checkpoint, wanted, there[wanted.source], options))
     if missing:
         raise FormatError(f"{checkpoint.folder}: the checkpoint lacks {listed(missing)}")
-    notes += _account_for(checkpoint, there, used, tied, config)
+    notes += account_for(checkpoint, there, used, tied, config)
     for name, values in family.computed(config).items():
         items.append(Item(name, values.shape, GgmlType.F32, values=values))
     fallen = [item.name for item in items if len(item.shape) == 2 and item.type is not GgmlType.Q8_0]
@@ -132,12 +134,12 @@ def _items(checkpoint: Checkpoint, config: Config, family: Family, options: Opti
     return items, notes
 
 
-def _canonical(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
+def canonical_names(checkpoint: Checkpoint, canonical: Callable[[str], str]) -> dict[str, str]:
     """Name as the family spells it -> name in the checkpoint."""
     there: dict[str, str] = {}
     for name in checkpoint.entries:
-        if there.setdefault(family.canonical(name), name) != name:
-            raise FormatError(f"{checkpoint.folder}: the tensors {there[family.canonical(name)]} and {name} mean the same")
+        if there.setdefault(canonical(name), name) != name:
+            raise FormatError(f"{checkpoint.folder}: the tensors {there[canonical(name)]} and {name} mean the same")
     return there
 
 
@@ -151,14 +153,14 @@ def _check_head(checkpoint: Checkpoint, config: Config, there: Mapping[str, str]
     embedding = checkpoint.entries.get(there.get(_EMBEDDING, ""))
     if not tied or embedding is None:
         return
-    if not _equal(head, embedding):
+    if not same_bytes(head, embedding):
         raise FormatError(
             f"{config.path}: tie_word_embeddings is true, but {head.name} differs from the embedding; set it to false to use the "
             f"head, or say --drop {head.name} to use the embedding"
         )
 
 
-def _equal(a: Entry, b: Entry) -> bool:
+def same_bytes(a: Entry, b: Entry) -> bool:
     """Whether two tensors hold the same, byte for byte."""
     starts = range(0, a.nbytes, _COMPARED_BYTES)
     sizes = [min(_COMPARED_BYTES, a.nbytes - at) for at in starts]
@@ -166,7 +168,7 @@ def _equal(a: Entry, b: Entry) -> bool:
     return same_kind and all(read_bytes(a, at, n) == read_bytes(b, at, n) for at, n in zip(starts, sizes, strict=True))
 
 
-def _account_for(checkpoint: Checkpoint, there: Mapping[str, str], used: set[str], tied: bool, config: Config) -> Iterator[str]:
+def account_for(checkpoint: Checkpoint, there: Mapping[str, str], used: set[str], tied: bool, config: Config) -> Iterator[str]:
     """Notes about tensors that are not written for a good reason; FormatError for those without one."""
     rest = sorted(there.keys() - used)
     if tied and _HEAD in rest:
@@ -183,7 +185,7 @@ def _account_for(checkpoint: Checkpoint, there: Mapping[str, str], used: set[str
         )
 
 
-def _item(checkpoint: Checkpoint, wanted: Wanted, source: str, options: Options) -> Item:
+def item_of(checkpoint: Checkpoint, wanted: Wanted, source: str, options: Options) -> Item:
     entry = checkpoint.entries[source]
     shape = tuple(there if want == 0 else want for want, there in zip(wanted.shape, entry.shape, strict=False))
     if entry.shape != shape or len(entry.shape) != len(wanted.shape) or 0 in entry.shape:
@@ -203,11 +205,11 @@ def _type(shape: tuple[int, ...], dtype: str, outtype: str) -> GgmlType:
     return GgmlType.F16 if kind is GgmlType.Q8_0 and shape[-1] % kind.block_len else kind
 
 
-def _general(folder: Path, family: Family, options: Options, items: list[Item] | tuple[()]) -> dict[str, Any]:
+def general_keys(folder: Path, architecture: str, options: Options, items: Sequence[Item]) -> dict[str, Any]:
     """The `general.*` keys. file_type says what most of the bytes are."""
     n_params = sum(prod(item.shape) for item in items if item.source)
     keys: dict[str, Any] = {
-        "general.architecture": family.name,
+        "general.architecture": architecture,
         "general.type": "model",
         "general.name": options.name or folder.resolve().name,
     }
@@ -231,7 +233,7 @@ def read_rows(plan: Plan, item: Item, first: int, last: int) -> F32:
     """Rows first..last of a tensor as they will be stored, float32. `first` and `last` lie on the bounds of its change's groups.
     FormatError for NaN, for infinities, and for what a float16 cannot hold."""
     if item.values is not None:
-        return item.values[first:last]
+        return item.values[first:last].astype(np.float32, copy=False)
     assert plan.checkpoint is not None and item.wanted is not None
     values = plan.checkpoint.read(item.source, first, last)
     if item.wanted.change is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds4py.convert.plan import Item, Plan, read_rows
-from ds4py.gguf import NewTensor, write_gguf
+from ds4py.gguf import GgmlType, NewTensor, write_gguf
 from ds4py.quants import encode
 
 _PIECE_VALUES = 1 << 21
@@ -31,14 +31,22 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], progress: Progress = la
         nonlocal done
         for first, last in row_ranges(item):
             progress(done, plan.nbytes, item.name)
-            values = read_rows(plan, item, first, last)
-            stored = encode(item.type, np.ascontiguousarray(values).reshape(-1, item.shape[-1]))
+            stored = _stored(plan, item, first, last)
             done += len(stored)
             yield stored
 
     tensors = [NewTensor(item.name, item.shape[::-1], item.type, partial(pieces, item)) for item in plan.items]
     write_gguf(path, plan.kv, tensors)
     progress(done, plan.nbytes, "")
+
+
+def _stored(plan: Plan, item: Item, first: int, last: int) -> npt.NDArray[np.uint8]:
+    """Rows first..last as bytes of the file. Ids stay whole numbers."""
+    if item.type is GgmlType.I64:
+        assert item.values is not None
+        return np.ascontiguousarray(item.values[first:last], "<i8").view(np.uint8)
+    values = read_rows(plan, item, first, last)
+    return encode(item.type, np.ascontiguousarray(values).reshape(-1, item.shape[-1]))
 
 
 def row_ranges(item: Item) -> Iterator[tuple[int, int]]:

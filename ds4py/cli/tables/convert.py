@@ -33,6 +33,14 @@ ROWS: tuple[Option, ...] = (
         topics=_TOPIC,
         commands=_CONVERT,
     ),
+    Option(
+        "--target-model-dir",
+        "for a draft (EAGLE-3, DFlash, DSpark): the folder of the model it is for, with config.json and tokenizer",
+        "file",
+        metavar="FOLDER",
+        topics=_TOPIC,
+        commands=_CONVERT,
+    ),
     Option("--model-name", "name in the file (default: the folder's)", "text", metavar="NAME", topics=_TOPIC, commands=_CONVERT),
     Option(
         "--pre-tokenizer",

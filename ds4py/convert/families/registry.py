@@ -10,6 +10,11 @@ from ds4py.errors import UnsupportedError
 FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY)
 
 
+def is_known(config: Config) -> bool:
+    """Whether a whole model of this class can be converted."""
+    return any(config.architecture in family.classes for family in FAMILIES)
+
+
 def family_of(config: Config) -> Family:
     """The family of a checkpoint; UnsupportedError lists what can be converted."""
     name = config.architecture
