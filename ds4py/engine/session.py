@@ -157,6 +157,28 @@ class Session:
         other.adopt(self.tokens)
         return other
 
+    def renew(self, options: SessionOptions) -> None:
+        """Go on under other settings, with new statistics; tokens and state stay. A drafter that is not the present one is told
+        the tokens, without taps."""
+        schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, self.model.vocab_size)
+        self.settle()
+        for token in self.tokens:
+            schedule.push(token)
+        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), self.limits.n_tokens)
+        self.stop_ids, self.rule, self.trace, self.stats = options.stop_ids, options.rule, options.trace, SpecStats()
+        self.depth = options.depth or FixedDepth(4 if options.drafter else 0)
+        drafter = options.drafter or NoDrafter()
+        if drafter is not self.drafter:
+            drafter.observe(self.tokens[: self.state.pos], {})
+            self.drafter = drafter
+
+    def twin(self) -> Session:
+        """A session of the same tokens and state, without a drafter, to be renewed."""
+        other = Session(self.model, self.limits, SessionOptions())
+        other.state.restore(self.state.snapshot())
+        other.adopt(self.tokens)
+        return other
+
     def adopt(self, tokens: Sequence[int]) -> None:
         """Take `tokens`, the last of which is not evaluated, for what the state of this new session holds."""
         self._append(tokens)
