@@ -34,6 +34,7 @@ from ds4py.protocols import (
     AcceptRule,
     DepthPolicy,
     Drafter,
+    Draws,
     Model,
     Pass,
     SamplingParams,
@@ -56,6 +57,7 @@ class Limits:
     max_rows: int  # of one forward call
     prefill_tile: int  # 0: prompts take the row path
     n_tokens: int | None = None  # ids from there on pad the vocabulary and are never drawn
+    compiled: Draws | None = None  # draws tokens instead of engine/sampling.py
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Session:
         self.state = model.new_state(limits.n_ctx, slack=limits.max_rows)
         self.tokens: list[int] = []
         schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, model.vocab_size)
-        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), limits.n_tokens)
+        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), limits.n_tokens, limits.compiled)
         self.stop_ids = options.stop_ids
         self.drafter: Drafter = options.drafter or NoDrafter()
         self.depth: DepthPolicy = options.depth or FixedDepth(4 if options.drafter else 0)
