@@ -28,11 +28,10 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class CallStart:
-    """The model calls the tool `name`; it is call number `index` of the reply, from 0. `id`: given by whoever serves it."""
+    """The model calls the tool `name`; it is call number `index` of the reply, from 0."""
 
     index: int
     name: str
-    id: str = ""
 
 
 @dataclass(frozen=True)

@@ -39,20 +39,24 @@ def _run(found: Scan) -> int:
     values = finish(COMMAND, found)
     if not values.words:
         raise UsageError("which folder? Give the one that holds config.json and the safetensors files")
-    from ds4py.convert import make_plan
+    from ds4py.convert import make_plan, make_support_plan
 
-    folder = Path(values.words[0])
-    plan = make_plan(folder, _options(values))
+    folder, options = Path(values.words[0]), _options(values)
     target = Path(values.text("outfile")) if values.has("outfile") else folder / _file_name(folder, values)
-    for note in plan.notes:
-        print(f"{COMMAND}: {note}", file=sys.stderr)
-    if values.flag("dry_run"):
-        print(listing(plan))
-    if target.exists() and not values.flag("overwrite"):
-        raise ResourceError(f"{target} is there already; --overwrite replaces it")
-    if not values.flag("dry_run"):
-        write(plan, target)
-    print(f"{target}: {plan.architecture}, {len(plan.items)} tensors, {plan.nbytes / 1e6:,.1f} MB of weights")
+    work = [(make_plan(folder, options), target)]
+    if values.has("dspark_out"):
+        work.append((make_support_plan(folder, options), Path(values.text("dspark_out"))))
+    for plan, path in work:
+        for note in plan.notes:
+            print(f"{COMMAND}: {note}", file=sys.stderr)
+        if values.flag("dry_run"):
+            print(listing(plan))
+        if path.exists() and not values.flag("overwrite"):
+            raise ResourceError(f"{path} is there already; --overwrite replaces it")
+    for plan, path in work:
+        if not values.flag("dry_run"):
+            write(plan, path)
+        print(f"{path}: {plan.architecture}, {len(plan.items)} tensors, {plan.nbytes / 1e6:,.1f} MB of weights")
     return 0
 
 
@@ -79,7 +83,7 @@ def listing(plan: Plan) -> str:
     width = max((len(item.name) for item in plan.items), default=0)
     lines = [
         f"{item.name:<{width}}  {' x '.join(map(str, item.shape)):>16}  {item.type.name:<5} {item.nbytes / 1e6:>10,.2f} MB  "
-        f"{item.source or '(computed)'}"
+        f"{item.source}"
         for item in plan.items
     ]
     return "\n".join(lines)

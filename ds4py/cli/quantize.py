@@ -1,8 +1,9 @@
-"""`ds4-quantize IN OUT --type NAME`, or llama-quantize's `IN OUT NAME [THREADS]`: one GGUF file to a smaller one.
+"""`ds4-quantize IN OUT --type NAME`, or llama-quantize's `IN OUT NAME [THREADS]`: a model to a smaller GGUF file.
 
 The idea: the command line becomes `quantize.Options`, the plan decides everything, and this module only tells: the plan with
 `--dry-run` (standard output), else one line that is rewritten on a terminal and a summary (standard error). Every tensor that did
-not get what was asked is named.
+not get what was asked is named. IN is a GGUF file or a Hugging Face folder, which is converted while it is read; a folder that
+also holds what drafts for its model gives a second file with --dspark-out, by the same recipe.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ds4py.cli.terminal import Terminal, open_terminal
 from ds4py.errors import UsageError
 
 if TYPE_CHECKING:
-    from ds4py.gguf import GgmlType
-    from ds4py.quantize import Imatrix, Job, Options, Plan
+    from ds4py.gguf import GgmlType, GgufFile
+    from ds4py.quantize import Imatrix, Job, Options, Plan, Rule
 
 COMMAND = "ds4-quantize"
 _MOST_NAMED = 12  # tensors listed in a summary before "and N more"
@@ -47,30 +48,75 @@ def _run(found: Scan) -> int:
         out.write(_listing())
         return 0
     source, target = _files(values)
-    from ds4py.gguf import open_gguf
-    from ds4py.quantize import Job, make_plan, metadata, output_paths, output_size, override, read_imatrix
+    from ds4py.quantize import output_paths, read_imatrix
 
-    options = _options(values)
-    overrides = dict(map(override, values.texts("override_kv")))
-    g = open_gguf(source)
-    for note in g.notes:
-        log.say(f"{COMMAND}: {note}")
     imatrix = read_imatrix(values.text("imatrix")) if values.has("imatrix") else None
-    plan = make_plan(g, options, imatrix is not None)
-    kv = metadata(g, plan, imatrix, overrides)
-    job = Job(g, plan, kv, imatrix, _threads(values), values.flag("keep_split"))
-    _check_outputs(output_paths(job, target), g.shards)
-    _check_imatrix(job)
-    if values.flag("dry_run"):
-        _print_plan(plan, out)
-        _summary(plan, imatrix, out)
-        out.say(f"{g.path.name}: {g.nbytes:,} bytes -> {target.name}: {output_size(job, target):,} bytes; nothing was written")
-        return 0
-    _quantize(job, target, log)
+    files = [_open(values, source, log), *([_open_support(source)] if values.has("dspark_out") else [])]
+    ours, *drafts = _rules(values, files)
+    work = [(_job(values, files[0], ours, imatrix), target)]
+    if drafts:  # no importance matrix was collected on it
+        work.append((_job(values, files[1], drafts[0], None), Path(values.text("dspark_out"))))
+    paths = [path for job, path in work for path in output_paths(job, path)]
+    _check_outputs(paths, [shard for job, _ in work for shard in job.g.shards])
+    for job, path in work:
+        _check_imatrix(job, values.flag("imatrix_strict"))
+        if values.flag("dry_run"):
+            _show(job, path, out)
+        else:
+            _quantize(job, path, log, values.flag("resume"))
     return 0
 
 
-def _quantize(job: Job, target: Path, log: Terminal) -> None:
+def _job(values: Values, g: GgufFile, rules: Sequence[Rule], imatrix: Imatrix | None) -> Job:
+    from ds4py.quantize import Job, make_plan, metadata, override
+
+    overrides = dict(map(override, values.texts("override_kv")))
+    plan = make_plan(g, _options(values, g, rules), imatrix is not None)
+    return Job(g, plan, metadata(g, plan, imatrix, overrides), imatrix, _threads(values), values.flag("keep_split"))
+
+
+def _is_checkpoint(source: Path) -> bool:
+    return (source / "config.json").is_file()
+
+
+def _open(values: Values, source: Path, log: Terminal) -> GgufFile:
+    """A GGUF file, or a checkpoint folder as one."""
+    if _is_checkpoint(source):
+        from ds4py.convert import Options, open_folder
+
+        if values.flag("keep_split"):
+            raise UsageError("--keep-split is for split GGUF files; a Hugging Face folder becomes one file")
+        g = open_folder(source, Options(outtype="exact"))
+    else:
+        from ds4py.gguf import open_gguf
+
+        g = open_gguf(source)
+    for note in g.notes:
+        log.say(f"{COMMAND}: {note}")
+    return g
+
+
+def _open_support(source: Path) -> GgufFile:
+    """What drafts for the model of a checkpoint folder."""
+    if not _is_checkpoint(source):
+        raise UsageError(f"--dspark-out needs a Hugging Face folder to read the draft from; {source} is none")
+    from ds4py.convert import Options, open_folder
+
+    return open_folder(source, Options(outtype="exact"), support=True)
+
+
+def _show(job: Job, target: Path, out: Terminal) -> None:
+    """The plan, instead of carrying it out."""
+    from ds4py.quantize import output_size
+
+    _print_plan(job.plan, out)
+    _summary(job.plan, job.imatrix, out)
+    size = output_size(job, target)
+    out.say(f"{job.g.path.name}: {job.g.nbytes:,} bytes -> {target.name}: {size:,} bytes; nothing was written")
+
+
+def _quantize(job: Job, target: Path, log: Terminal, resume: bool) -> None:
+    from ds4py.gguf import partial_path
     from ds4py.quantize import run
 
     begun = time.monotonic()
@@ -79,9 +125,13 @@ def _quantize(job: Job, target: Path, log: Terminal) -> None:
         log.rewrite(f"{COMMAND}: {100 * done // max(total, 1)} %, {_megabytes(done)} of {_megabytes(total)}, {name}")
 
     try:
-        written = run(job, target, progress)
-    finally:
+        written = run(job, target, progress, resume)
+    except BaseException:
         log.rewrite("")
+        if resume and partial_path(target).exists():
+            log.say(f"{COMMAND}: what is done is kept in {partial_path(target)}; the same command goes on from there")
+        raise
+    log.rewrite("")
     _summary(job.plan, job.imatrix, log)
     _named("without an entry in the importance matrix", job.unweighted, log)
     n_bytes, seconds = sum(path.stat().st_size for path in written), time.monotonic() - begun
@@ -99,8 +149,23 @@ def _files(values: Values) -> tuple[Path, Path]:
     return Path(values.words[0]), Path(values.words[1])
 
 
-def _options(values: Values) -> Options:
-    from ds4py.quantize import Options, Rule, recipe, tensor_type
+def _rules(values: Values, files: Sequence[GgufFile]) -> list[list[Rule]]:
+    """The rules of each file: all of them for one file alone; of two, each gets those that fit a tensor of it."""
+    from ds4py.quantize import Rule
+
+    rules = list(map(Rule.parse, values.texts("tensor_type")))
+    if len(files) == 1:
+        return [rules]
+    own = [[rule for rule in rules if any(map(rule.fits, g.tensors))] for g in files]
+    idle = [rule for rule in rules if not any(rule in some for some in own)]
+    if idle:
+        raise UsageError(f"--tensor-type {idle[0]} matches no tensor of either file")
+    return own
+
+
+def _options(values: Values, g: GgufFile, rules: Sequence[Rule]) -> Options:
+    """Weights that a checkpoint was released with are no copy of finer ones, so packing them again is no second loss."""
+    from ds4py.quantize import Options, recipe, tensor_type
 
     def kind(option: str) -> GgmlType | None:
         key = option.lstrip("-").replace("-", "_")
@@ -110,12 +175,12 @@ def _options(values: Values) -> Options:
         raise UsageError("give the type to make with --type NAME; --list shows all")
     return Options(
         recipe(values.text("type") if values.has("type") else values.words[2]),
-        tuple(map(Rule.parse, values.texts("tensor_type"))),
+        tuple(rules),
         kind("--output-tensor-type"),
         kind("--token-embedding-type"),
         values.flag("leave_output_tensor"),
         values.flag("pure"),
-        values.flag("allow_requantize"),
+        values.flag("allow_requantize") or _is_checkpoint(g.path),
         values.flag("strict"),
     )
 
@@ -139,11 +204,16 @@ def _check_outputs(outputs: Sequence[Path], sources: Sequence[Path]) -> None:
             raise UsageError(f"{path} is a file to read: give the output another name")
 
 
-def _check_imatrix(job: Job) -> None:
-    """Find out now, and not after an hour, that the matrix was made for another model."""
+def _check_imatrix(job: Job, strict: bool) -> None:
+    """Find out now, and not after an hour, that the matrix is another model's, or (strict) that it lacks a tensor."""
+    from ds4py.errors import FormatError
+
     for item in job.plan.tensors:
-        if job.imatrix is not None and item.changes:
-            job.imatrix.importance(item.tensor.name, item.n_mat, item.tensor.row_len)
+        if job.imatrix is None or not item.changes:
+            continue
+        found = job.imatrix.importance(item.tensor.name, item.n_mat, item.tensor.row_len)
+        if strict and found is None and item.type.block_len > 1 and item.type.name != "Q8_0":
+            raise FormatError(f"{job.imatrix.path}: there is no entry for {item.tensor.name}, and --imatrix-strict asks for one")
 
 
 def _print_plan(plan: Plan, out: Terminal) -> None:

@@ -2,7 +2,8 @@
 
 The invariant: the list of tensors is complete or there is an error. With an index every tensor it names must be in the shard it
 names; without one the shards must say `i-of-n` and all n must be there. Weight files that the index does not know are never
-passed over in silence. Scales of FP8 weights belong to their weight: they are not tensors of their own here.
+passed over in silence. Scales of FP8 and FP4 weights belong to their weight: they are not tensors of their own here, and an FP4
+weight, whose bytes hold two values, has the shape of its values.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ds4py.convert.floats import F32, check_scales, rows, scaled
+from ds4py.convert.floats import E8M0, F32, check_scales, rows, scale_table, scaled
+from ds4py.convert.packed import check_packed, is_packed, packed_blocks
 from ds4py.convert.safetensors import Entry, parse_object, read_header
 from ds4py.errors import FormatError, ResourceError, UnsupportedError, UsageError
 
 INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"(.*?)-?(\d{1,6})-of-(\d{1,6})\.safetensors")
-_SCALES = ("_scale_inv", "_scale")  # DeepSeek's and Qwen's name, compressed-tensors' name
+# What follows `weight` in the names of scales: DeepSeek V3's and Qwen's, compressed-tensors', and V4's, which is in its place.
+_SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _SHOWN = 5
 MAX_SHARDS = 10_000
 
@@ -37,14 +42,31 @@ class Checkpoint:
     block: tuple[int, int]
     dropped: tuple[str, ...] = ()  # files and tensors that were asked to be left out
 
+    def is_packed(self, name: str) -> bool:
+        """Whether a tensor is FP4, two values in a byte."""
+        return name in self.scales and is_packed(self.entries[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor's values, rows first."""
+        shape = self.entries[name].shape
+        return (*shape[:-1], 2 * shape[-1]) if self.is_packed(name) else shape
+
+    def is_exact_in_bf16(self, name: str) -> bool:
+        """Whether an FP8 tensor's values are bfloat16 numbers: four bits of them, if the scales are powers of two."""
+        return self.scales[name].dtype in E8M0
+
+    def blocks(self, name: str, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """Rows first..last of an FP4 tensor as GGUF's MXFP4 blocks, bit for bit the same values."""
+        return packed_blocks(self.entries[name], self.scales[name], first, last)
+
     def read(self, name: str, first: int, last: int) -> F32:
-        """Rows first..last of a tensor as float32, block scales applied."""
+        """Rows first..last of a tensor as float32, block scales applied. Not for FP4 tensors."""
         entry = self.entries[name]
         values = rows(entry, first, last)
         if name not in self.scales:
             return values
         scales = self.scales[name]
-        table = rows(scales, 0, scales.shape[0] if scales.shape else 1)
+        table = scale_table(scales)
         if scales.shape == () or table.size == 1:
             return values * np.float32(table.reshape(-1)[0])
         return scaled(values, first, table, self.block)
@@ -65,18 +87,32 @@ def open_checkpoint(folder: Path, block: tuple[int, int] = (128, 128), drop: Seq
     if idle:
         raise UsageError(f"--drop {idle[0]} matches no tensor and no weight file of {folder}")
     tensors = {name: entry for name, entry in tensors.items() if not matches(name, drop)}
-    scales = {name.removesuffix(end): name for end in _SCALES for name in tensors if name.endswith("weight" + end)}
-    orphans = [name for weight, name in scales.items() if weight not in tensors]
+    return Checkpoint(folder, tensors, _take_scales(folder, tensors, block), block, tuple(dropped))
+
+
+def _take_scales(folder: Path, tensors: dict[str, Entry], block: tuple[int, int]) -> dict[str, Entry]:
+    """The scales, taken out of `tensors`, by the name of their weight. FormatError for scales and weights that do not fit."""
+    named = {name: weight for name in tensors if (weight := _scaled_weight(name)) is not None}
+    of_weight = {name: weight for name, weight in named.items() if weight in tensors or not name.endswith(".scale")}
+    orphans = [name for name, weight in of_weight.items() if weight not in tensors]
     if orphans:
         raise FormatError(f"{folder}: {listed(orphans)} are scales of weights that are not there")
-    found = {weight: tensors.pop(name) for weight, name in scales.items()}
+    found = {weight: tensors.pop(name) for name, weight in of_weight.items()}
     for weight, entry in found.items():
-        if entry.shape != () and np.prod(entry.shape) != 1:
+        if is_packed(tensors[weight]):
+            check_packed(tensors[weight], entry)
+        elif entry.shape != () and prod(entry.shape) != 1:
             check_scales(tensors[weight], entry, block)
     bare = [name for name, entry in tensors.items() if entry.dtype == "F8_E4M3" and name not in found]
     if bare:
         raise FormatError(f"{folder}: {listed(bare)} are FP8 without the scales that give them their size")
-    return Checkpoint(folder, tensors, found, block, tuple(dropped))
+    return found
+
+
+def _scaled_weight(name: str) -> str | None:
+    """The name of the weight that a tensor of this name scales, if it is one of scales."""
+    head, dot, last = name.rpartition(".")
+    return f"{head}{dot}weight" if last in _SCALES else None
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ Rejected: a table of regular expressions for all families (nobody can see what o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from ds4py.convert.config import Config, Rope
 from ds4py.convert.floats import F32
 from ds4py.errors import UnsupportedError
+from ds4py.gguf import GgmlType
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,32 @@ class Change:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One tensor: its name in the checkpoint, in the file, its shape there (rows first; 0 = any number of rows)."""
+    """One tensor: its name in the checkpoint, in the file, its shape there (rows first; 0 = any number of rows).
+
+    stacked: the source has `{}` in its name, for the numbers 0 .. shape[0] of the matrices that become one tensor (experts).
+    type: how it is stored whatever is asked; None leaves it to the options."""
 
     source: str
     name: str
     shape: tuple[int, ...]
     change: Change | None = None
     optional: bool = False
+    stacked: bool = False
+    type: GgmlType | None = None
+
+    @property
+    def sources(self) -> list[str]:
+        return [self.source.format(i) for i in range(self.shape[0])] if self.stacked else [self.source]
+
+
+@dataclass(frozen=True)
+class Support:
+    """A second file that a checkpoint makes: what drafts for the model. `metadata` has whole keys."""
+
+    architecture: str
+    name: str
+    metadata: Mapping[str, Any]
+    wanted: tuple[Wanted, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,9 @@ class Family:
     computed: Callable[[Config], Mapping[str, F32]] = field(default=lambda config: {})  # tensors that no checkpoint holds
     canonical: Callable[[str], str] = field(default=lambda name: name)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # config values that checkpoints leave out
+    pre_tokenizer: str = ""  # of the names that mean the same splitting, the one this family's files have
+    support_prefix: str = ""  # begins the names of tensors that belong to the support file
+    support: Callable[[Config, Set[str]], Support] | None = None  # the support file, from the names of all tensors there are
 
 
 def interleave(head_len: int) -> Change:

@@ -2,7 +2,8 @@
 
 FP8 e4m3 as checkpoints use it ("fn"): sign, 4 exponent bits with bias 7, 3 mantissa bits, no infinities, and NaN only where all
 seven low bits are set; so the 256 values are a table. The value of a weight is table[byte] * scale of its block, the block being
-the config's `weight_block_size` (128 x 128 in released models), the last ones cut by the matrix's edge.
+the config's `weight_block_size` (128 x 128 in released models), the last ones cut by the matrix's edge. Scales are floats or
+E8M0, a byte b that means 2^(b - 127).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ds4py.errors import FormatError, UnsupportedError
 
 F32 = npt.NDArray[np.float32]
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3")
+E8M0 = ("F8_E8M0", "U8")  # the second is how some programs save the first
 
 
 def e4m3_table() -> F32:
@@ -40,6 +42,18 @@ def rows(entry: Entry, first: int, last: int) -> F32:
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused where it is written
             values = np.frombuffer(raw, f"<f{ITEM_BYTES[entry.dtype]}").astype(np.float32)
     return values.reshape(last - first, *entry.shape[1:])
+
+
+def scale_table(entry: Entry) -> F32:
+    """All scales of a tensor as float32. FormatError for the E8M0 byte that means NaN."""
+    n_rows = entry.shape[0] if entry.shape else 1
+    if entry.dtype not in E8M0:
+        return rows(entry, 0, n_rows)
+    exponent = np.frombuffer(read_bytes(entry, 0, entry.nbytes), np.uint8)
+    if (exponent == 255).any():
+        raise FormatError(f"{entry.path}: tensor {entry.name} has a scale that is no number")
+    # in float64, since 2^-127 is a subnormal float32 and some processors are told to flush those
+    return np.ldexp(1.0, exponent.astype(np.int32) - 127).astype(np.float32).reshape(entry.shape)
 
 
 def check_scales(weight: Entry, scales: Entry, block: tuple[int, int]) -> None:

@@ -8,8 +8,8 @@ written, a few rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,20 @@ from ds4py.convert.family import Family, Wanted
 from ds4py.convert.floats import F32, FLOATS
 from ds4py.convert.safetensors import Entry, read_bytes
 from ds4py.convert.tokenizer_files import read_vocabulary, tokenizer_metadata
+from ds4py.convert.vocabulary import Vocabulary
 from ds4py.errors import FormatError, UnsupportedError, UsageError
 from ds4py.gguf import GgmlType
+from ds4py.tokenizer.pretokens import splitting
 
+# "auto" keeps what the checkpoint has; "exact" does so too, where "auto" would round FP8 weights with odd scales to BF16.
 OUTTYPES: Mapping[str, GgmlType | None] = {
-    "f32": GgmlType.F32, "f16": GgmlType.F16, "bf16": GgmlType.BF16, "q8_0": GgmlType.Q8_0, "auto": None
+    "f32": GgmlType.F32, "f16": GgmlType.F16, "bf16": GgmlType.BF16, "q8_0": GgmlType.Q8_0, "auto": None, "exact": None
 }  # fmt: skip
 _KEPT = {"F64": GgmlType.F32, "F32": GgmlType.F32, "F16": GgmlType.F16, "BF16": GgmlType.BF16, "F8_E4M3": GgmlType.BF16}
-_FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.Q8_0: 7, GgmlType.BF16: 32}  # general.file_type
+_FILE_TYPES = {  # general.file_type
+    GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.Q8_0: 7, GgmlType.BF16: 32, GgmlType.MXFP4: 38
+}  # fmt: skip
+_IDS = ("I64", "I32")  # types of tables of numbers, which become I32
 _DERIVED = "rotary_emb.inv_freq"  # buffers that old checkpoints saved
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _COMPARED_BYTES = 1 << 24
@@ -51,18 +57,30 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One tensor of the new file. `shape` has rows first; `values`, if given, are computed and not read."""
+    """One tensor of the new file. `shape` has rows first; `values`, if given, are computed and not read. `sources`: the tensors
+    of the checkpoint that it is made of, one after another."""
 
     name: str
     shape: tuple[int, ...]
     type: GgmlType
     wanted: Wanted | None = None
-    source: str = ""
+    sources: tuple[str, ...] = ()
     values: F32 | npt.NDArray[np.int64] | None = None
 
     @property
     def nbytes(self) -> int:
         return self.type.nbytes(prod(self.shape))
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of what one source becomes."""
+        return self.shape[1:] if self.wanted is not None and self.wanted.stacked else self.shape
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, for people."""
+        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
+        return self.sources[0] + more if self.sources else "(computed)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +109,7 @@ def plan_model(folder: Path, config: Config, options: Options) -> Plan:
     vocab = read_vocabulary(folder, options.pre_tokenizer)
     if options.vocab_only:
         vocab = vocab.padded(max(config.count("vocab_size", len(vocab.tokens)), len(vocab.tokens)), config.path)
-        kv = {**general_keys(folder, family.name, options, ()), **own, **tokenizer_metadata(folder, config, vocab)}
+        kv = {**general_keys(folder, family.name, options, ()), **own, **_vocabulary_keys(folder, config, family, vocab)}
         return Plan(folder, family.name, kv, (), None, vocab.notes)
     checkpoint = open_checkpoint(folder, block, options.drop)
     items, notes = _items(checkpoint, config, family, options)
@@ -101,37 +119,78 @@ def plan_model(folder: Path, config: Config, options: Options) -> Plan:
         **general_keys(folder, family.name, options, items),
         **own,
         f"{family.name}.vocab_size": n_rows,
-        **tokenizer_metadata(folder, config, vocab),
+        **_vocabulary_keys(folder, config, family, vocab),
     }
     return Plan(folder, family.name, kv, tuple(items), checkpoint, (*vocab.notes, *notes))
 
 
+def _vocabulary_keys(folder: Path, config: Config, family: Family, vocab: Vocabulary) -> dict[str, Any]:
+    """All `tokenizer.*` keys, the splitting by the name that the family's files have."""
+    keys = tokenizer_metadata(folder, config, vocab)
+    if family.pre_tokenizer and splitting(family.pre_tokenizer) == splitting(vocab.pre):
+        keys["tokenizer.ggml.pre"] = family.pre_tokenizer
+    return keys
+
+
+def plan_support(folder: Path, config: Config, options: Options) -> Plan:
+    """What drafts for a model and lies in its own folder. Raises as `make_plan`; UsageError if the folder has no such thing."""
+    family = family_of(config)
+    config = config.with_defaults(family.defaults)
+    checkpoint = open_checkpoint(folder, config.block(), options.drop)
+    names = canonical_names(checkpoint, family.canonical)
+    there = {name: real for name, real in names.items() if _is_support(family, name)}
+    if family.support is None or not there:
+        raise UsageError(f"{folder}: the checkpoint has no tensors of a draft, so there is no support file to write")
+    support = family.support(config, there.keys())
+    items, used = _found(checkpoint, support.wanted, there, options)
+    list(account_for(checkpoint, there, used, False, config))
+    named = replace(options, name=options.name or support.name)
+    kv = {**general_keys(folder, support.architecture, named, items), **support.metadata}
+    return Plan(folder, support.architecture, kv, tuple(items), checkpoint, ())
+
+
+def _is_support(family: Family, name: str) -> bool:
+    return bool(family.support_prefix) and name.startswith(family.support_prefix)
+
+
 def _items(checkpoint: Checkpoint, config: Config, family: Family, options: Options) -> tuple[list[Item], list[str]]:
     """The tensors to write, and notes about what is not or not as asked."""
-    there = canonical_names(checkpoint, family.canonical)
+    everything = canonical_names(checkpoint, family.canonical)
+    there = {name: real for name, real in everything.items() if not _is_support(family, name)}
     notes = [f"left out as asked: {name}" for name in checkpoint.dropped]
+    if len(there) < len(everything):
+        n_draft = len(everything) - len(there)
+        notes.append(f"{n_draft:,} tensors {family.support_prefix}* draft for the model; --dspark-out FILE writes them")
     tied = config.flag("tie_word_embeddings", family.tied_by_default)
     _check_head(checkpoint, config, there, tied)
-    items: list[Item] = []
-    used: set[str] = set()
-    missing: list[str] = []
-    for wanted in family.wanted(config):
-        if wanted.source == _HEAD and tied:
-            continue
-        if wanted.source not in there:
-            missing += [] if wanted.optional else [wanted.source]
-            continue
-        used.add(wanted.source)
-        items.append(item_of(checkpoint, wanted, there[wanted.source], options))
-    if missing:
-        raise FormatError(f"{checkpoint.folder}: the checkpoint lacks {listed(missing)}")
+    wanted = [item for item in family.wanted(config) if not (tied and item.source == _HEAD)]
+    items, used = _found(checkpoint, wanted, there, options)
     notes += account_for(checkpoint, there, used, tied, config)
     for name, values in family.computed(config).items():
         items.append(Item(name, values.shape, GgmlType.F32, values=values))
-    fallen = [item.name for item in items if len(item.shape) == 2 and item.type is not GgmlType.Q8_0]
+    fallen = [item.name for item in items if len(item.shape) > 1 and item.type is GgmlType.F16 and _may_fall(item)]
     if fallen and options.outtype == "q8_0":
         notes.append(f"{len(fallen)} matrices have rows that are no multiple of 32 and are stored as F16: {listed(fallen)}")
     return items, notes
+
+
+def _found(
+    checkpoint: Checkpoint, wanted: Iterable[Wanted], there: Mapping[str, str], options: Options
+) -> tuple[list[Item], set[str]]:
+    """The tensors that are wanted and there, and the names they have used. FormatError for what is missing."""
+    items: list[Item] = []
+    used: set[str] = set()
+    missing: list[str] = []
+    for item in wanted:
+        absent = [name for name in item.sources if name not in there]
+        if absent:
+            missing += [] if item.optional else absent
+            continue
+        used.update(item.sources)
+        items.append(item_of(checkpoint, item, tuple(there[name] for name in item.sources), options))
+    if missing:
+        raise FormatError(f"{checkpoint.folder}: the checkpoint lacks {listed(missing)}")
+    return items, used
 
 
 def canonical_names(checkpoint: Checkpoint, canonical: Callable[[str], str]) -> dict[str, str]:
@@ -141,6 +200,10 @@ def canonical_names(checkpoint: Checkpoint, canonical: Callable[[str], str]) -> 
         if there.setdefault(canonical(name), name) != name:
             raise FormatError(f"{checkpoint.folder}: the tensors {there[canonical(name)]} and {name} mean the same")
     return there
+
+
+def _may_fall(item: Item) -> bool:
+    return item.wanted is None or item.wanted.type is None
 
 
 def _check_head(checkpoint: Checkpoint, config: Config, there: Mapping[str, str], tied: bool) -> None:
@@ -185,29 +248,51 @@ def account_for(checkpoint: Checkpoint, there: Mapping[str, str], used: set[str]
         )
 
 
-def item_of(checkpoint: Checkpoint, wanted: Wanted, source: str, options: Options) -> Item:
-    entry = checkpoint.entries[source]
-    shape = tuple(there if want == 0 else want for want, there in zip(wanted.shape, entry.shape, strict=False))
-    if entry.shape != shape or len(entry.shape) != len(wanted.shape) or 0 in entry.shape:
-        asked = ", ".join("any" if want == 0 else str(want) for want in wanted.shape)
-        raise FormatError(f"{entry.path}: tensor {source} has shape {list(entry.shape)}, the config asks for [{asked}]")
-    if entry.dtype not in FLOATS:
-        raise UnsupportedError(f"{entry.path}: tensor {source} has type {entry.dtype}; readable are {', '.join(FLOATS)}")
-    return Item(wanted.name, shape, _type(shape, entry.dtype, options.outtype), wanted, source)
+def item_of(checkpoint: Checkpoint, wanted: Wanted, sources: tuple[str, ...], options: Options) -> Item:
+    asked = wanted.shape[1:] if wanted.stacked else wanted.shape
+    first = checkpoint.shape(sources[0])
+    part = tuple(there if want == 0 else want for want, there in zip(asked, first, strict=False))
+    for name in sources:
+        entry, shape = checkpoint.entries[name], checkpoint.shape(name)
+        if shape != part or len(shape) != len(asked) or 0 in shape:
+            shown = ", ".join("any" if want == 0 else str(want) for want in asked)
+            raise FormatError(f"{entry.path}: tensor {name} has shape {list(shape)}, the config asks for [{shown}]")
+        if entry.dtype not in (_IDS if wanted.type is GgmlType.I32 else FLOATS) and not checkpoint.is_packed(name):
+            raise UnsupportedError(f"{entry.path}: tensor {name} has type {entry.dtype}; readable are {', '.join(FLOATS)}")
+    shape = (len(sources), *part) if wanted.stacked else part
+    return Item(wanted.name, shape, _type(checkpoint, wanted, shape, sources, options.outtype), wanted, sources)
 
 
-def _type(shape: tuple[int, ...], dtype: str, outtype: str) -> GgmlType:
+def _type(
+    checkpoint: Checkpoint, wanted: Wanted, shape: tuple[int, ...], sources: tuple[str, ...], outtype: str
+) -> GgmlType:
     """Vectors stay float32: they are few, and readers expect it."""
-    if len(shape) == 1:
-        return GgmlType.F32
-    asked = OUTTYPES[outtype]
-    kind = _KEPT[dtype] if asked is None else asked
-    return GgmlType.F16 if kind is GgmlType.Q8_0 and shape[-1] % kind.block_len else kind
+    if wanted.type is not None:
+        kind = wanted.type
+    elif len(shape) == 1:
+        kind = GgmlType.F32
+    else:
+        asked = OUTTYPES[outtype]
+        kind = _kept(checkpoint, sources, outtype) if asked is None else asked
+    return GgmlType.F16 if shape[-1] % kind.block_len else kind
+
+
+def _kept(checkpoint: Checkpoint, sources: tuple[str, ...], outtype: str) -> GgmlType:
+    """The type that holds what the checkpoint has; the widest, where experts differ."""
+    kinds = set()
+    for name in sources:
+        if checkpoint.is_packed(name):
+            kinds.add(GgmlType.MXFP4)
+        elif outtype == "exact" and name in checkpoint.scales and not checkpoint.is_exact_in_bf16(name):
+            kinds.add(GgmlType.F32)
+        else:
+            kinds.add(_KEPT[checkpoint.entries[name].dtype])
+    return kinds.pop() if len(kinds) == 1 else GgmlType.F32
 
 
 def general_keys(folder: Path, architecture: str, options: Options, items: Sequence[Item]) -> dict[str, Any]:
     """The `general.*` keys. file_type says what most of the bytes are."""
-    n_params = sum(prod(item.shape) for item in items if item.source)
+    n_params = sum(prod(item.shape) for item in items if item.sources)
     keys: dict[str, Any] = {
         "general.architecture": architecture,
         "general.type": "model",
@@ -227,22 +312,3 @@ def _size_label(n_params: int) -> str:
         if n_params >= unit:
             return f"{n_params / unit:.{1 if n_params < 10 * unit else 0}f}".removesuffix(".0") + letter
     return str(n_params)
-
-
-def read_rows(plan: Plan, item: Item, first: int, last: int) -> F32:
-    """Rows first..last of a tensor as they will be stored, float32. `first` and `last` lie on the bounds of its change's groups.
-    FormatError for NaN, for infinities, and for what a float16 cannot hold."""
-    if item.values is not None:
-        return item.values[first:last].astype(np.float32, copy=False)
-    assert plan.checkpoint is not None and item.wanted is not None
-    values = plan.checkpoint.read(item.source, first, last)
-    if item.wanted.change is not None:
-        values = item.wanted.change.apply(values)
-    largest = np.abs(values).max()
-    if not np.isfinite(largest):
-        raise FormatError(f"{plan.folder}: tensor {item.source} has NaN or infinite values between rows {first} and {last}")
-    if item.type is GgmlType.F16 and largest > np.finfo(np.float16).max:
-        raise FormatError(
-            f"{plan.folder}: tensor {item.source} has values up to {largest:.3g}, more than F16 holds; use --outtype bf16"
-        )
-    return values

@@ -29,7 +29,7 @@ def pre_tokenizer(table: Mapping[str, Any], path: Path, override: str = "") -> s
             raise UsageError(f"--pre-tokenizer {override!r} is not known; known are {', '.join(known_names())}")
         return override
     try:
-        patterns = tuple(_cuts(table.get("pre_tokenizer")))
+        patterns = tuple(map(_spelled, _cuts(table.get("pre_tokenizer"))))
         _check_normalizer(table.get("normalizer"))
         name = _named(patterns, _whole_words(table))
     except _Unknown:
@@ -62,9 +62,14 @@ def _named(patterns: tuple[str, ...], whole_words: bool) -> str | None:
     favourites = ("llama-bpe", "qwen2", "smollm", "gpt-2", "gpt-4o", "glm4", "deepseek-v3")
     for name in (*favourites, *known_names()):
         found = splitting(name)
-        if found is not None and (found.patterns, found.whole_words) == (patterns, whole_words):
+        if found is not None and (tuple(map(_spelled, found.patterns)), found.whole_words) == (patterns, whole_words):
             return name
     return None
+
+
+def _spelled(pattern: str) -> str:
+    """The expression with line breaks and tabs as escapes; DeepSeek's has the characters themselves."""
+    return pattern.replace("\r", r"\r").replace("\n", r"\n").replace("\t", r"\t")
 
 
 def _steps(node: Any, key: str) -> Iterator[Mapping[str, Any]]:

@@ -46,10 +46,10 @@ def write_together(files: Sequence[OutFile]) -> Sequence[Path]:
     return [path for path, _, _ in files]
 
 
-def stored(tensor: Tensor) -> Iterator[npt.NDArray[np.uint8]]:
-    """The tensor's bytes in pieces, in order; the pages of a piece are given back when the next one is asked for."""
-    for first in range(0, tensor.nbytes, COPY_BYTES):
-        piece = tensor.data[first : first + COPY_BYTES]
+def stored(tensor: Tensor, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
+    """The tensor's bytes from byte `start` on, in pieces; the pages of a piece are given back when the next one is asked for."""
+    for first in range(start, tensor.nbytes, COPY_BYTES):
+        piece = tensor.read(first, first + COPY_BYTES)
         yield piece
         tensor.release(first, first + len(piece))
 

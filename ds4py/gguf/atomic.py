@@ -35,7 +35,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BufferedWriter]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         _remove(part)
         raise _refused(target, error) from error
@@ -49,7 +49,7 @@ def _remove(part: Path) -> None:
         part.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name itself durable, where the system can (Windows cannot open a folder)."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,47 @@ from ds4py.gguf.types import GgmlType
 from ds4py.gguf.values import Metadata, describe
 
 
+class Storage(Protocol):
+    """Where tensors' bytes are: a mapped file, or something that makes them when they are asked for."""
+
+    def read(self, start: int, n: int) -> npt.NDArray[np.uint8]:
+        """`n` bytes from byte `start` on, read-only."""
+        ...
+
+    def release(self, start: int, stop: int) -> None:
+        """Bytes start .. stop need not stay in memory."""
+        ...
+
+
+class Mapped:
+    """A mapped file as `Storage`: what it gives are views."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._map = memory
+
+    def read(self, start: int, n: int) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._map, np.uint8, n, start)
+
+    def release(self, start: int, stop: int) -> None:
+        """Tell the system so about the pages wholly inside; they are read again if touched."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        page = mmap.PAGESIZE
+        first, last = -(-start // page) * page, stop // page * page
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """One tensor of a mapped file. `shape` is in GGUF order: shape[0] is the row length, the fastest dimension."""
+    """One tensor of a model. `shape` is in GGUF order: shape[0] is the row length, the fastest dimension."""
 
     name: str
     shape: tuple[int, ...]
     type: GgmlType
     nbytes: int
-    start: int  # byte position in its file
-    _map: mmap.mmap = field(repr=False)
+    start: int  # byte position in its storage
+    _storage: Storage = field(repr=False)
     shard: int = 0  # which of the model's files, from 0
 
     @property
@@ -55,19 +86,16 @@ class Tensor:
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """The stored bytes [nbytes], a read-only view of the mapped file."""
-        return np.frombuffer(self._map, np.uint8, self.nbytes, self.start)
+        """The stored bytes [nbytes], read-only; of a mapped file a view, which costs nothing."""
+        return self.read(0, self.nbytes)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Bytes start .. stop, cut at the tensor's end; for a tensor of any size, a piece at a time."""
+        return self._storage.read(self.start + start, min(stop, self.nbytes) - start)
 
     def release(self, start: int = 0, stop: int | None = None) -> None:
-        """Tell the system that the pages wholly inside bytes start .. stop of this tensor (all of it) need not stay in memory;
-        they are read again if touched."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        page = mmap.PAGESIZE
-        first = -(-(self.start + start) // page) * page
-        last = (self.start + (self.nbytes if stop is None else stop)) // page * page
-        if last > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        """Bytes start .. stop (all) need not stay in memory."""
+        self._storage.release(self.start + start, self.start + (self.nbytes if stop is None else stop))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +178,8 @@ class _Opened:
     def tensors(self) -> dict[str, Tensor]:
         start = self.header.data_start
         infos = self.header.tensors.values()
-        return {t.name: Tensor(t.name, t.shape, t.type, t.nbytes, start + t.start, self.map, self.split_no) for t in infos}
+        storage = Mapped(self.map)
+        return {t.name: Tensor(t.name, t.shape, t.type, t.nbytes, start + t.start, storage, self.split_no) for t in infos}
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedWriter
+from io import BufferedRandom, BufferedWriter
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,19 @@ from ds4py.gguf.header import DEFAULT_ALIGNMENT, MAX_DIMS
 from ds4py.gguf.types import GgmlType
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
+Writable = BufferedWriter | BufferedRandom
 
 
 @dataclass(frozen=True, eq=False)
 class NewTensor:
-    """A tensor to write. `shape` is in GGUF order (row length first); `data` is its stored bytes, or yields them in pieces."""
+    """A tensor to write. `shape` is in GGUF order (row length first); `data` is its stored bytes, or yields them in pieces.
+    `tail` yields them from a given byte on, where that is cheaper than making all of them and dropping the first."""
 
     name: str
     shape: Sequence[int]
     type: GgmlType
     data: Bytes | Callable[[], Iterable[Bytes]]
+    tail: Callable[[int], Iterable[Bytes]] | None = None
 
     @classmethod
     def of(cls, name: str, array: npt.NDArray[Any]) -> NewTensor:
@@ -52,8 +55,16 @@ class NewTensor:
     def nbytes(self) -> int:
         return self.type.nbytes(prod(self.shape))
 
-    def pieces(self) -> Iterable[Bytes]:
-        return self.data() if callable(self.data) else (self.data,)
+    def pieces(self, start: int = 0) -> Iterator[memoryview]:
+        """The bytes from byte `start` on."""
+        if start and self.tail is not None:
+            yield from map(_raw, self.tail(start))
+            return
+        for piece in self.data() if callable(self.data) else (self.data,):
+            raw = _raw(piece)
+            if start < raw.nbytes:
+                yield raw[start:]
+            start = max(0, start - raw.nbytes)
 
 
 def write_gguf(path: str | os.PathLike[str], kv: Mapping[str, Any], tensors: Iterable[NewTensor] = ()) -> None:
@@ -62,13 +73,18 @@ def write_gguf(path: str | os.PathLike[str], kv: Mapping[str, Any], tensors: Ite
     Raises ValueError (metadata or tensors that no file can hold) and ResourceError (disk, permission).
     """
     table = list(tensors)
-    alignment = _alignment(kv)
-    header = _header(kv, table, alignment)
-    _check_space(Path(path), gguf_size(kv, table))
+    header, alignment = header_bytes(kv, table)
+    check_space(Path(path), gguf_size(kv, table))
     with replacing(path) as file:
         file.write(header)
         for tensor in table:
-            _write_tensor(file, tensor, alignment)
+            write_tensor(file, tensor, alignment)
+
+
+def header_bytes(kv: Mapping[str, Any], table: Sequence[NewTensor]) -> tuple[bytes, int]:
+    """(everything before the tensor data, the alignment of what follows)."""
+    alignment = _alignment(kv)
+    return _header(kv, table, alignment), alignment
 
 
 def gguf_size(kv: Mapping[str, Any], tensors: Iterable[NewTensor] = ()) -> int:
@@ -118,7 +134,7 @@ def _check_shape(tensor: NewTensor) -> None:
         raise ValueError(f"tensor {shown(tensor.name)}: shape {shape} cannot be stored as {tensor.type.name}")
 
 
-def _check_space(target: Path, n_bytes: int) -> None:
+def check_space(target: Path, n_bytes: int) -> None:
     """Refuse early what cannot fit; a conversion may otherwise run for an hour before the disk is full."""
     try:
         disk = shutil.disk_usage(target.parent)
@@ -128,15 +144,29 @@ def _check_space(target: Path, n_bytes: int) -> None:
         raise ResourceError(f"{target}: {n_bytes:,} bytes are needed, but the disk has {disk.free:,} free")
 
 
-def _write_tensor(file: BufferedWriter, tensor: NewTensor, alignment: int) -> None:
-    written = 0
-    for piece in tensor.pieces():
-        raw = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else memoryview(piece)
+def write_tensor(
+    file: Writable,
+    tensor: NewTensor,
+    alignment: int,
+    start: int = 0,
+    after_piece: Callable[[Any], None] = lambda file: None,
+) -> None:
+    """The bytes of `tensor` from byte `start` on (it may lie in the padding), and the padding."""
+    written = min(start, tensor.nbytes)
+    for raw in tensor.pieces(written) if written < tensor.nbytes else ():
         written += raw.nbytes
         if written > tensor.nbytes:
             break
         file.write(raw)
+        after_piece(file)
     if written != tensor.nbytes:
         least = "at least " if written > tensor.nbytes else ""
         raise ValueError(f"tensor {shown(tensor.name)}: its data has {least}{written:,} bytes, its shape needs {tensor.nbytes:,}")
-    file.write(bytes(-written % alignment))
+    file.write(bytes(tensor.nbytes + -tensor.nbytes % alignment - max(start, tensor.nbytes)))
+
+
+def _raw(piece: Bytes) -> memoryview:
+    """`piece` as bytes."""
+    if isinstance(piece, np.ndarray):
+        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+    return memoryview(piece)

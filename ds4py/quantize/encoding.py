@@ -37,7 +37,7 @@ def can_encode(kind: GgmlType) -> bool:
 def read_rows(tensor: Tensor, slab: Slab, where: str) -> F32:
     """float32 [n, K], decoded. FormatError naming the tensor if a value is not finite."""
     row_bytes = tensor.nbytes // tensor.n_rows
-    data = tensor.data[slab.first * row_bytes : (slab.first + slab.n) * row_bytes]
+    data = tensor.read(slab.first * row_bytes, (slab.first + slab.n) * row_bytes)
     rows = quants.decode(tensor.type, data, slab.n * tensor.row_len).reshape(slab.n, tensor.row_len)
     if not math.isfinite(_peak(rows)):
         at = slab.first + int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])

@@ -78,6 +78,11 @@ def _eight_experts(place: Place, facts: Facts) -> bool:
     return facts.n_expert == 8
 
 
+def _last(n: int) -> Callable[[Place, Facts], bool]:
+    """The last n layers of a model that has more than n."""
+    return lambda place, facts: place.count > n and place.index >= place.count - n
+
+
 def _plain(name: str, kind: GgmlType, file_type: int, about: str = "") -> Recipe:
     """Everything in one type, the output matrix too."""
     return Recipe(name, kind, file_type, output=None, about=about)
@@ -86,9 +91,10 @@ def _plain(name: str, kind: GgmlType, file_type: int, about: str = "") -> Recipe
 _FLOAT_PARTS = ("indexer", "compressor", "hyper")
 
 
-def _ds4(name: str, gate_up: GgmlType, down: GgmlType, file_type: int, about: str) -> Recipe:
-    """Routed experts small, everything that runs for every token in Q8_0, indexers and the embedding in F16."""
-    experts = tuple(Mix(role, down if role == "ffn_down_exps" else gate_up) for role in EXPERT_ROLES)
+def _ds4(name: str, gate_up: GgmlType, down: GgmlType, file_type: int, about: str, *finer: Mix) -> Recipe:
+    """Routed experts small (but those of `finer`), everything that runs for every token in Q8_0, indexers and the embedding in
+    F16."""
+    experts = (*finer, *(Mix(role, down if role == "ffn_down_exps" else gate_up) for role in EXPERT_ROLES))
     floats = tuple(Mix(role, T.F16) for role in (*_FLOAT_PARTS, "token_embd"))
     rest = tuple(Mix(role, T.Q8_0) for role in ("output", "other", *_DENSE_ROLES))
     return Recipe(name, gate_up, file_type, (*experts, *floats, *rest), None, about)
@@ -218,7 +224,16 @@ _ALL = (
         "routed experts in MXFP4, the rest in Q8_0",
     ),
     _ds4("DS4_Q2", T.IQ2_XXS, T.Q2_K, 19, "ds4: experts in IQ2_XXS and Q2_K, the rest in Q8_0"),
+    _ds4(
+        "DS4_Q2_Q4",
+        T.IQ2_XXS,
+        T.Q2_K,
+        19,
+        "ds4: as DS4_Q2 with the experts of the last six layers in Q4_K",
+        *(Mix(role, T.Q4_K, _last(6)) for role in EXPERT_ROLES),
+    ),
     _ds4("DS4_Q4", T.Q4_K, T.Q4_K, 14, "ds4: experts in Q4_K, the rest in Q8_0"),
+    _ds4("DS4_MXFP4", T.MXFP4, T.MXFP4, 38, "ds4: experts in MXFP4 (as DeepSeek V4 has them, bit for bit), the rest in Q8_0"),
 )
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32"}

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ import numpy.typing as npt
 
 from ds4py.editing.shards import shard_keys, shard_path, without_shards
 from ds4py.editing.together import OutFile, stored, write_together
-from ds4py.gguf import GgmlType, GgufFile, NewTensor, Tensor, gguf_size
+from ds4py.errors import UsageError
+from ds4py.gguf import GgmlType, GgufFile, NewTensor, Tensor, gguf_size, write_resumable
 from ds4py.quantize.encoding import Slab, encode_rows, read_rows
 from ds4py.quantize.imatrix import Imatrix
 from ds4py.quantize.plan import FLOATS, Plan, Planned
@@ -51,39 +54,57 @@ class Job:
 
 def output_size(job: Job, out: Path) -> int:
     """Bytes of the file or files that `run` would write."""
-    return sum(gguf_size(kv, tensors) for _, kv, tensors in _files(job, out, lambda item: b""))
+    return sum(gguf_size(kv, tensors) for _, kv, tensors in _files(job, out, _nothing))
 
 
 def output_paths(job: Job, out: Path) -> Sequence[Path]:
     """The files that `run` would write."""
-    return [path for path, _, _ in _files(job, out, lambda item: b"")]
+    return [path for path, _, _ in _files(job, out, _nothing)]
 
 
-def run(job: Job, out: Path, progress: Progress) -> Sequence[Path]:
-    """Write the file (or shards) and return the names. Raises FormatError (damaged weights), ResourceError (disk)."""
-    total, done = sum(item.tensor.nbytes for item in job.plan.tensors), 0
+def run(job: Job, out: Path, progress: Progress, resume: bool = False) -> Sequence[Path]:
+    """Write the file (or shards) and return the names. resume: keep what an interrupted run has written, and go on from there.
+    Raises FormatError (damaged weights, or a partial file of something else), ResourceError (disk)."""
+    *begins, total = accumulate((item.tensor.nbytes for item in job.plan.tensors), initial=0)
+    before_each = {item.tensor.name: begin for item, begin in zip(job.plan.tensors, begins, strict=True)}
+    done = 0
 
-    def data(item: Planned) -> Callable[[], Iterator[Any]]:
-        def pieces() -> Iterator[Any]:
-            nonlocal done
+    def data(item: Planned, start: int = 0) -> Iterator[Any]:
+        nonlocal done
+        before = before_each[item.tensor.name]
+        for piece, n_source in _pieces(job, item, pool, start):
+            done = min(before + item.tensor.nbytes, max(before, done) + n_source)
             progress(done, total, item.tensor.name)
-            start = done
-            for piece, n_source in _pieces(job, item, pool):
-                yield piece
-                done = min(start + item.tensor.nbytes, done + n_source)
-                progress(done, total, item.tensor.name)
-            done = start + item.tensor.nbytes
-
-        return pieces
+            yield piece
+        done = before + item.tensor.nbytes
 
     with ThreadPoolExecutor(job.threads, "ds4-quantize") as pool:
-        return write_together(_files(job, out, data))
+        files = _files(job, out, data)
+        if not resume:
+            return write_together(files)
+        if len(files) > 1:
+            raise UsageError("--resume writes one file: leave --keep-split out")
+        write_resumable(*files[0], identity=_identity(job))
+        return [out]
 
 
-def _files(job: Job, out: Path, data: Callable[[Planned], Any]) -> Sequence[OutFile]:
+def _identity(job: Job) -> str:
+    """What the weights come from, so that a run is only taken up with the same input."""
+    paths = [*job.g.shards, *([Path(job.imatrix.path)] if job.imatrix is not None else [])]
+    return "\n".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+
+
+def _nothing(item: Planned, start: int = 0) -> Iterator[Any]:
+    """In place of the data, where only sizes matter."""
+    return iter(())
+
+
+def _files(job: Job, out: Path, data: Callable[[Planned, int], Iterator[Any]]) -> Sequence[OutFile]:
     """What goes into each output file: its name, its metadata, its tensors."""
     items = job.plan.tensors
-    tensors = [NewTensor(item.tensor.name, item.tensor.shape, item.type, data(item)) for item in items]
+    tensors = [
+        NewTensor(item.tensor.name, item.tensor.shape, item.type, partial(data, item, 0), partial(data, item)) for item in items
+    ]
     if job.n_shards == 1:
         return [(out, without_shards(job.kv), tensors)]
     files = []
@@ -93,21 +114,23 @@ def _files(job: Job, out: Path, data: Callable[[Planned], Any]) -> Sequence[OutF
     return files
 
 
-def _pieces(job: Job, item: Planned, pool: ThreadPoolExecutor) -> Iterator[tuple[Any, int]]:
-    """The stored bytes of one tensor in order, each piece with the source bytes it came from."""
+def _pieces(job: Job, item: Planned, pool: ThreadPoolExecutor, start: int) -> Iterator[tuple[Any, int]]:
+    """The stored bytes of one tensor from byte `start` on, each piece with the source bytes it came from."""
     if not item.changes:
-        yield from _copy(item.tensor, str(job.g.path))
+        yield from _copy(item.tensor, str(job.g.path), start)
         return
     weights = _importance(job, item)
     where, tensor = str(job.g.path), item.tensor
+    new_row_bytes = item.nbytes // tensor.n_rows
 
     def work(slab: Slab) -> npt.NDArray[np.uint8]:
         rows = read_rows(tensor, slab, where)
         return encode_rows(item.type, rows, None if weights is None else weights[slab.mat], tensor.name, where)
 
     row_bytes = tensor.nbytes // tensor.n_rows
-    for slab, encoded in _ahead(pool, work, slabs(tensor), job.threads + 1):
-        yield encoded, slab.n * row_bytes
+    left = (slab for slab in slabs(tensor) if (slab.first + slab.n) * new_row_bytes > start)
+    for slab, encoded in _ahead(pool, work, left, job.threads + 1):
+        yield encoded[max(0, start - slab.first * new_row_bytes) :], slab.n * row_bytes
         tensor.release(slab.first * row_bytes, (slab.first + slab.n) * row_bytes)
 
 
@@ -137,13 +160,13 @@ def _ahead(pool: ThreadPoolExecutor, work: Callable[[Slab], Any], items: Iterabl
             future.cancel()
 
 
-def _copy(tensor: Tensor, where: str) -> Iterator[tuple[Any, int]]:
+def _copy(tensor: Tensor, where: str, start: int) -> Iterator[tuple[Any, int]]:
     """The tensor as it is stored; floats are looked at, since a NaN that is copied is as bad as one that is encoded."""
     if tensor.type in FLOATS:
         for slab in slabs(tensor):
             read_rows(tensor, slab, where)
             tensor.release()
-    yield from ((piece, len(piece)) for piece in stored(tensor))
+    yield from ((piece, len(piece)) for piece in stored(tensor, start))
 
 
 def _importance(job: Job, item: Planned) -> npt.NDArray[np.float32] | None:

@@ -21,6 +21,7 @@ CASES = {  # pieces joined by bars
     "llama-bpe": "I|'M| | don|'t| |123|45| x|=|1|;\n\n| | \u4f60\u597da|\u0301",
     "glm4": "I|'M| | don|'t| |123|45| x|=|1|;\n\n| | \u4f60\u597da|\u0301",
     "deepseek-v3": "I|'M| | don|'t| |123|45| x|=|1|;\n\n|  |\u4f60\u597d|a\u0301",
+    "joyai-llm": "I|'M| | don|'t| |123|45| x|=|1|;\n\n|  |\u4f60\u597d|a\u0301",  # DeepSeek V4
     "deepseek-coder": "I|'|M| | don|'|t| |1|2|3|4|5| x|=|1|;|\n|\n| | |\u4f60\u597d|a|\u0301",
     "gpt-4o": "I'M| | don't| |123|45| x|=|1|;\n\n| | \u4f60\u597da\u0301",
     "default": "I|'|M| | don|'|t| |123|45| x|=|1|;|\n\n | \u4f60\u597da|\u0301",

@@ -34,6 +34,14 @@ ROWS: tuple[Option, ...] = (
         commands=_CONVERT,
     ),
     Option(
+        "--dspark-out",
+        "also write what drafts for the model and lies in the same folder (DSpark or MTP of DeepSeek V4)",
+        "file",
+        metavar="FILE",
+        topics=_TOPIC,
+        commands=_CONVERT,
+    ),
+    Option(
         "--target-model-dir",
         "for a draft (EAGLE-3, DFlash, DSpark): the folder of the model it is for, with config.json and tokenizer",
         "file",

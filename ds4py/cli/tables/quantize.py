@@ -1,4 +1,4 @@
-"""Rows that only `ds4-quantize` takes: a GGUF file to a smaller one. Topic "quantize".
+"""Rows that only `ds4-quantize` takes: a GGUF file, or a Hugging Face folder, to a smaller GGUF. Topic "quantize".
 
 Names are llama-quantize's where it has one.
 """
@@ -32,6 +32,9 @@ ROWS: tuple[Option, ...] = (
     _row("--leave-output-tensor", "keep the output matrix as it is"),
     _row("--pure", "one type for all matrices, without the recipe's exceptions"),
     _row("--imatrix", "importance matrix (.dat or GGUF), as `ds4 --imatrix-out` makes them", "file", "FILE"),
+    _row("--imatrix-strict", "fail if the importance matrix lacks a tensor that is packed below eight bits"),
+    _row("--dspark-out", "from a Hugging Face folder: also write what drafts for the model (DSpark, MTP)", "file", "FILE"),
+    _row("--resume", "keep what is done when the run stops, in OUT.partial, and go on from there when it is started again"),
     _row("--allow-requantize", "quantise what is quantised already: each loss adds to the last"),
     _row("--strict", "fail where rows do not fit the type's blocks, instead of taking the next type that does"),
     _row("--keep-split", "write as many files as the source has"),

@@ -65,7 +65,7 @@ def _items(checkpoint: Checkpoint, pair: Pair, family: DraftFamily, options: Opt
             missing += [] if wanted.optional else [wanted.source]
             continue
         used.add(wanted.source)
-        items.append(item_of(checkpoint, wanted, there[wanted.source], options))
+        items.append(item_of(checkpoint, wanted, (there[wanted.source],), options))
     if missing:
         raise FormatError(f"{checkpoint.folder}: the checkpoint lacks {listed(missing)}")
     notes += account_for(checkpoint, there, used, False, pair.draft)
@@ -73,7 +73,7 @@ def _items(checkpoint: Checkpoint, pair: Pair, family: DraftFamily, options: Opt
         items.append(Item(name, values.shape, GgmlType.F32, values=values))
     ids = _draft_vocabulary(checkpoint, there, pair)
     if ids is not None:
-        items.append(Item("d2t", ids.shape, GgmlType.I64, Wanted("d2t", "d2t", ids.shape), "d2t", ids))
+        items.append(Item("d2t", ids.shape, GgmlType.I64, Wanted("d2t", "d2t", ids.shape), ("d2t",), ids))
     return items, notes
 
 

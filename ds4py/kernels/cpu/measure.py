@@ -21,7 +21,7 @@ import numpy as np
 from llvmlite import ir
 
 from ds4py.errors import UnsupportedError
-from ds4py.gguf import GgmlType, Tensor
+from ds4py.gguf import GgmlType, Mapped, Tensor
 from ds4py.kernels.cpu import iq2, matmul
 from ds4py.kernels.cpu.backend import CpuKernels
 from ds4py.kernels.cpu.compile import Builder
@@ -149,7 +149,7 @@ def implementation(kernels: CpuKernels, program: Program, weight: CpuWeight) -> 
 def _tensor(name: str, kind: GgmlType, shape: tuple[int, ...], data: np.ndarray) -> Tensor:
     memory = mmap.mmap(-1, len(data))
     memory[:] = data.tobytes()
-    return Tensor(name, shape, kind, len(data), 0, memory)
+    return Tensor(name, shape, kind, len(data), 0, Mapped(memory))
 
 
 def _timed(run: Callable[[], None]) -> float:
