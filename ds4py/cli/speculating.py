@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from ds4py.cli.options import for_command
 from ds4py.cli.parsing import Values
 from ds4py.cli.terminal import Terminal
-from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, open_drafters, parse_types, recognise
+from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, draft_len, open_drafters, parse_types, recognise
 from ds4py.engine import Engine, SessionOptions
 from ds4py.engine.accept import Synthetic, check_rates, synthetic_rates
 from ds4py.engine.speculation import line, speculating, target_of
@@ -174,9 +174,9 @@ def rows_needed(config: SpecConfig) -> int:
         "ngram-map-k4v": config.ngram_map_k4v.value,
         "ngram-mod": config.ngram_mod.n_max,
     }
-    lengths = [of_type.get(name, config.n_max) for name in config.types]
+    lengths = [of_type.get(name, 8) for name in config.types]
     if config.draft_model is not None:
-        lengths.append(config.n_max)
+        lengths.append(draft_len(config))
     return -(-(1 + max(lengths)) // 8) * 8 if lengths else 0
 
 

@@ -31,6 +31,7 @@ PRECEDENCE: Final = (
     "draft-dflash",
     "draft-dspark",
 )
+N_MAX: Final = 3  # tokens of a draft, where neither the user nor the draft model says
 LONGEST: Final = 1024  # tokens of a draft or an n-gram
 ACCEPT_MODES: Final = ("opportunistic", "exact")  # above temperature 0; at 0 both are greedy decoding
 DEPTH_POLICIES: Final = ("cost", "adaptive", "fixed")
@@ -73,10 +74,11 @@ class SpecConfig:
     types: tuple[str, ...] = ()  # empty: none, or what `draft_model` turns out to be
     draft_model: Path | GgufFile | None = None
     draft_threads: int | None = None  # None: the draft model runs on the target's kernels
-    n_max: int = 3  # tokens a draft model proposes at most
+    n_max: int | None = None  # tokens a draft model proposes at most; None: its block, or N_MAX where it has none
     n_min: int = 0  # shorter proposals of a draft model are dropped
     p_min: float = 0.0  # a draft model stops where its own best token is less likely than this
     conf_min: float = 0.0  # a confidence head stops where it expects less than this; 0: use p_min
+    candidates: int = 0  # tokens of a row that a Markov head looks at; 0 = all
     ngram_simple: NgramSizes = NgramSizes()
     ngram_map_k: NgramSizes = NgramSizes()
     ngram_map_k4v: NgramSizes = NgramSizes()
@@ -105,14 +107,17 @@ class SpecConfig:
         _check_count("the skip streak", self.skip_streak, 0, MAX_SKIP_STREAK)
 
     def _check_draft(self) -> None:
-        _check_count("--spec-draft-n-max", self.n_max, 0, LONGEST)
+        if self.n_max is not None:
+            _check_count("--spec-draft-n-max", self.n_max, 0, LONGEST)
         _check_count("--spec-draft-n-min", self.n_min, 0, LONGEST)
         if self.draft_threads is not None:
             _check_count("--spec-draft-threads", self.draft_threads, 1, None)
         _check_share("--spec-draft-p-min", self.p_min)
         _check_share("--spec-draft-conf-min", self.conf_min)
-        if "draft-simple" in self.types and self.draft_model is None:
-            raise UsageError("draft-simple needs a draft model: name its file with --spec-draft-model (-md)")
+        _check_count("--spec-draft-candidates", self.candidates, 0, None)
+        needy = [name for name in self.types if name.startswith("draft-") and name != "draft-mtp"]
+        if needy and self.draft_model is None:
+            raise UsageError(f"{needy[0]} needs a draft model: name its file with --spec-draft-model (-md)")
 
 
 def _check_count(name: str, value: int, low: int, high: int | None) -> None:

@@ -6,9 +6,7 @@ and evaluates what is missing. So an accepted proposal is never evaluated twice,
 prompt, passes without drafts and a restored session are the same case. Evaluating waits until something is to be proposed: a
 depth policy that has given up costs no draft forward, and the target's rows of logits are not overwritten while they are read.
 
-It proposes with the target's own sampler: the penalties, bias and masks that hold at each coming position, and the target's
-noise at a warmth that counts choose (warmth.py). Rejected: proposing greedily as llama.cpp does, which at temperature 1 finds
-the target's token half as often on flat distributions.
+It proposes with the target's own sampler (aim.py).
 
 Where the draft model's context ends, drafting ends, and one sentence says so.
 """
@@ -22,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ds4py.drafters.warmth import LEVELS, Warmth
-from ds4py.errors import FormatError, NumericError
+from ds4py.drafters.aim import Aim, Limits, top_probability
+from ds4py.errors import FormatError
 from ds4py.models import LoadedModel
 from ds4py.protocols import F32, Draft, Needs, SamplerView, Span
 
@@ -59,9 +57,9 @@ class DraftSimple:
         """`greedy`: propose likeliest tokens whatever the temperature. `notice` is told once when the draft context is full."""
         self.needs = Needs()
         self.identity = draft.identity
-        self._draft, self._n_max, self._n_min, self._p_min = draft, n_max, n_min, p_min
+        self._draft, self._limits = draft, Limits(n_max, n_min, p_min)
         self._notice = notice
-        self._warmth = None if greedy else Warmth()
+        self._aim = Aim(greedy)
         self._state = draft.model.new_state(draft.n_ctx, slack=draft.max_rows)
         self._tokens: list[int] = []  # evaluated by the target
         self._fed: list[int] = []  # evaluated by the draft model: the first state.pos of them count
@@ -80,37 +78,24 @@ class DraftSimple:
             raise ValueError(f"truncate({pos}) of a drafter at {len(self._tokens)}")
         del self._tokens[pos:]
         self._agreed = min(self._agreed, pos)
-        if self._warmth:
-            self._warmth.forget(pos + 1)
+        self._aim.forget(pos)
 
     def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
+        self._aim.seen(len(self._tokens), tokens)
         self._tokens += tokens
 
     def propose(self, k: int, last: int, view: SamplerView) -> Draft:
-        if self._warmth and (pos := self._warmth.waiting) is not None and pos <= len(self._tokens):
-            self._warmth.learn(self._tokens[pos] if pos < len(self._tokens) else last)
-        k = min(k, self._n_max, self._room())
-        if k < max(1, self._n_min):
+        self._aim.seen(len(self._tokens), [last])
+        k = min(k, self._limits.n_max, self._room())
+        if k < max(1, self._limits.n_min):
             return Draft()
-        row, lag = self._catch_up(last)
-        tokens: list[int] = []
-        sure: list[float] = []
-        while True:
-            if self._p_min > 0:
-                sure.append(_top_probability(row))
-                if sure[-1] < self._p_min:
-                    break
-            try:
-                tokens.append(self._choose(row, view, first=not tokens))
-            except NumericError:
-                break  # a broken draft model drafts short; the target is not to blame
-            view.push(tokens[-1])
-            if len(tokens) == k:
-                break
-            row = self._feed([tokens[-1]])
-        if len(tokens) < self._n_min:
-            tokens = []
-        return Draft(tokens, sure[: len(tokens)] if self._p_min > 0 else None, NAME, lag)
+        first, lag = self._catch_up(last)
+
+        def row_after(i: int, before: int) -> tuple[F32, float | None]:
+            row = self._feed([before]) if i else first
+            return row, top_probability(row) if self._limits.least > 0 else None
+
+        return self._aim.draft(k, last, view, self._limits, row_after, NAME, lag)
 
     def payload(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` needs to go on without feeding anything again."""
@@ -181,17 +166,3 @@ class DraftSimple:
         wide = np.full(width, -np.inf, np.float32)
         wide[:n] = row
         return wide
-
-    def _choose(self, row: F32, view: SamplerView, first: bool) -> int:
-        if self._warmth is None or view.params().temperature == 0:
-            return view.propose(row, 0.0)
-        if not first:
-            return view.propose(row, self._warmth.level)
-        guesses = [view.propose(row, level) for level in LEVELS]
-        self._warmth.guessed(view.pos, guesses)
-        return guesses[LEVELS.index(self._warmth.level)]
-
-
-def _top_probability(row: F32) -> float:
-    """The largest of softmax(row) at temperature 1."""
-    return float(1 / np.exp(row - row.max()).sum(dtype=np.float64))

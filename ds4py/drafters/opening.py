@@ -16,36 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ds4py.drafters.config import PRECEDENCE, SpecConfig
-from ds4py.errors import UnsupportedError
+from ds4py.drafters import with_model
+from ds4py.drafters.config import N_MAX, PRECEDENCE, SpecConfig
+from ds4py.drafters.opened import Maker, Notice, Opened, Target
+from ds4py.errors import UnsupportedError, UsageError
 from ds4py.gguf import GgufFile, open_gguf
-from ds4py.gguf.identity import identity
-from ds4py.protocols import Drafter, Kernels
-
-Notice = Callable[[str], None]
-Maker = Callable[[bool, str], Drafter]  # (opportunistic, key of its user) -> a new drafter for one session
+from ds4py.protocols import Drafter
 
 _MAX_POOLS: Final = 16  # that ngram-mod keeps for as many users, of 16 MiB each
-
-
-@dataclass(frozen=True)
-class Target:
-    """What drafters must know of the model they draft for."""
-
-    gguf: GgufFile
-    vocab_size: int
-    n_ctx: int
-    kernels: Kernels
-
-
-@dataclass(frozen=True)
-class Opened:
-    """One type, opened: how sessions get theirs, the longest draft it makes, and what the start-up line says of it."""
-
-    make: Maker
-    n_max: int
-    says: str
-    n_min: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,37 +75,36 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
         raise UnsupportedError(f"speculative type {missing[0]} is not supported yet; there are {', '.join(_OPENERS)}")
     if not types:
         return Drafters(config, (), "speculation: off, because no --spec-type was given", 0, 0)
+    _check_file(types, g)
     opened = [_OPENERS[name](config, target, g, notice) for name in types]
     says = ", then ".join(one.says for one in opened)
-    unused = f"; {g.path.name} is not used by any of them" if g is not None and "draft-simple" not in types else ""
+    unused = f"; {g.path.name} is not used by any of them" if g is not None and not _FILED.intersection(types) else ""
     n_max = min(max(one.n_max for one in opened), target.kernels.max_rows - 1)
     line = f"speculation: {says}{taken}, up to {n_max} tokens ahead{unused}"
     return Drafters(config, types, line, n_max, min(one.n_min for one in opened), [one.make for one in opened])
 
 
+def draft_len(config: SpecConfig) -> int:
+    """Rows beyond the first that a forward must take for the draft model that `config` names: its drafts, or its own block."""
+    g = _draft_file(config)
+    block = g.get("block_size", 0) if g is not None and g.architecture == "dflash" else 0
+    asked = config.n_max if config.n_max is not None else N_MAX
+    return max(asked, block) if isinstance(block, int) else asked
+
+
+def _check_file(types: Sequence[str], g: GgufFile | None) -> None:
+    """Raises UsageError if a type of `types` needs a file, UnsupportedError if `g` is made for another type."""
+    needy = [name for name in types if name in _FILED]
+    if needy and g is None:
+        raise UsageError(f"{needy[0]} needs a draft model: name its file with --spec-draft-model (-md)")
+    if len(needy) > 1:
+        raise UsageError(f"{' and '.join(needy)} cannot share one draft model: choose one of them")
+    if needy and g is not None and (kind := recognise(g)) != needy[0]:
+        raise UnsupportedError(f"{g.path} is made for {kind}, not for {needy[0]}: choose --spec-type {kind}")
+
+
 def _draft_file(config: SpecConfig) -> GgufFile | None:
     return open_gguf(config.draft_model) if isinstance(config.draft_model, Path) else config.draft_model
-
-
-def _open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
-    from ds4py.drafters.draft_simple import DraftModel, DraftSimple
-    from ds4py.drafters.vocabulary import check_vocabulary
-    from ds4py.kernels import open_kernels
-    from ds4py.models import load_model
-
-    assert g is not None, "SpecConfig refuses draft-simple without a file"
-    check_vocabulary(target.gguf, g)
-    kernels = target.kernels
-    if config.draft_threads is not None and config.draft_threads != kernels.n_threads:
-        kernels = open_kernels("auto", threads=config.draft_threads, max_rows=kernels.max_rows)
-    model = load_model(g, kernels)
-    n_ctx = min(target.n_ctx, model.n_ctx_train)
-    draft = DraftModel(model, n_ctx, target.vocab_size, f"{identity(g)} {kernels.name}")
-
-    def make(opportunistic: bool, user: str) -> Drafter:
-        return DraftSimple(draft, config.n_max, config.n_min, config.p_min, opportunistic, notice)
-
-    return Opened(make, config.n_max, f"draft-simple with {g.path.name}", config.n_min)
 
 
 def _open_ngram_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -180,6 +157,7 @@ def _open_ngram_cache(config: SpecConfig, target: Target, g: GgufFile | None, no
     return Opened(lambda opportunistic, user: NgramCache(caches), LONGEST_DRAFT, says)
 
 
+_FILED: Final = frozenset({"draft-simple", "draft-dflash", "draft-dspark"})  # types that need the draft model's file
 _Opener = Callable[[SpecConfig, Target, GgufFile | None, Notice | None], Opened]
 _OPENERS: Final = MappingProxyType[str, _Opener](
     {
@@ -188,7 +166,9 @@ _OPENERS: Final = MappingProxyType[str, _Opener](
         "ngram-map-k4v": _open_ngram_map_k4v,
         "ngram-mod": _open_ngram_mod,
         "ngram-cache": _open_ngram_cache,
-        "draft-simple": _open_draft_simple,
+        "draft-simple": with_model.open_draft_simple,
+        "draft-dflash": with_model.open_draft_dflash,
+        "draft-dspark": with_model.open_draft_dspark,
     }
 )
 assert all(name in PRECEDENCE for name in _OPENERS)

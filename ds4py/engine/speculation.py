@@ -18,12 +18,14 @@ from ds4py.engine.depth import Adaptive, FixedDepth, SkipStreak
 from ds4py.engine.engine import Engine
 from ds4py.engine.session import SessionOptions
 from ds4py.gguf import GgufFile
+from ds4py.models import LoadedModel
 from ds4py.protocols import DepthPolicy
 
 
 def target_of(engine: Engine, g: GgufFile) -> Target:
     """What drafters must know of `engine`, which was opened from `g`."""
-    return Target(g, engine.model.vocab_size, engine.n_ctx, engine.kernels)
+    model = engine.model if isinstance(engine.model, LoadedModel) else None
+    return Target(g, engine.model.vocab_size, engine.n_ctx, engine.kernels, model)
 
 
 def speculating(options: SessionOptions, drafters: Drafters) -> SessionOptions:

@@ -59,13 +59,7 @@ class LoadedModel:
         Rings are longer than asked where one forward may write more rows than `slack`."""
         if n_ctx < 1 or slack < 0:
             raise ValueError(f"n_ctx {n_ctx} must be at least 1 and slack {slack} at least 0")
-        room = max(slack, self.kernels.max_rows - 1)
-        return State([self._new_cache(spec, n_ctx, room) for spec in self.network.caches], n_ctx)
-
-    def _new_cache(self, spec: CacheSpec, n_ctx: int, slack: int) -> Cache:
-        if spec.window:
-            return SlidingCache(spec.window, slack, spec.n_kv_heads, spec.key_len, spec.value_len, self.kv_dtype)
-        return FullCache(n_ctx, spec.n_kv_heads, spec.key_len, spec.value_len, self.kv_dtype)
+        return new_state(self.network.caches, n_ctx, max(slack, self.kernels.max_rows - 1), self.kv_dtype)
 
     def forward(self, spans: Sequence[Span], taps: Sequence[int] = (), path: str = "row") -> Out:
         """Evaluate the spans' tokens, write their cache rows, advance each state by its span's length.
@@ -111,6 +105,17 @@ class LoadedModel:
         tile = self.kernels.prefill_tile
         if path == "prefill" and (not tile or pos % tile or n % tile):
             raise ValueError(f"the prefill path takes whole aligned tiles of {tile}, not {n} tokens at position {pos}")
+
+
+def new_state(specs: Sequence[CacheSpec], n_ctx: int, slack: int, dtype: npt.DTypeLike) -> State:
+    """Empty caches for `n_ctx` positions; rings hold `slack` positions more than their window."""
+
+    def cache(spec: CacheSpec) -> Cache:
+        if spec.window:
+            return SlidingCache(spec.window, slack, spec.n_kv_heads, spec.key_len, spec.value_len, dtype)
+        return FullCache(n_ctx, spec.n_kv_heads, spec.key_len, spec.value_len, dtype)
+
+    return State([cache(spec) for spec in specs], n_ctx)
 
 
 def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:

@@ -29,18 +29,18 @@ class Tensors:
 
     def matrix(self, name: str, n_out: int, n_in: int) -> Weight:
         """`name` as a weight [n_out, n_in] (GGUF shape [n_in, n_out])."""
-        return self._kernels.weight(self._take(name, (n_in, n_out)))
+        return self._kernels.weight(self.shaped(name, (n_in, n_out)))
 
     def vector(self, name: str, n: int) -> F32:
         """`name` as float32 [n]."""
-        return self._kernels.vector(self._take(name, (n,)))
+        return self._kernels.vector(self.shaped(name, (n,)))
 
     def optional_vector(self, name: str, n: int) -> F32 | None:
         return self.vector(name, n) if self.has(name) else None
 
     def embedding(self, n_embd: int) -> Weight:
         """`token_embd.weight` [V, n_embd]; V is the tensor's own, and must cover the tokenizer's list."""
-        n_vocab = self._n_rows("token_embd.weight")
+        n_vocab = self.n_rows("token_embd.weight")
         n_tokens = len(self._g.kv.get("tokenizer.ggml.tokens", ()))
         if n_vocab < n_tokens:
             raise FormatError(
@@ -65,10 +65,25 @@ class Tensors:
                     "computing without it would give wrong text."
                 )
 
-    def _n_rows(self, name: str) -> int:
+    def refuse_unused(self) -> None:
+        """UnsupportedError if any tensor of the file was not taken."""
+        for name in self._g.tensors:
+            if name not in self._used:
+                raise UnsupportedError(
+                    f"{self._g.path}: the tensor {name} is not one that {self._g.architecture} uses here; "
+                    "drafting without it would guess wrong."
+                )
+
+    def n_rows(self, name: str) -> int:
         return int(self._find(name).shape[-1])
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def raw(self, name: str) -> Tensor:
+        """`name` as it lies in the file."""
+        self._used.add(name)
+        return self._find(name)
+
+    def shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """`name` as it lies in the file, after making sure of its shape."""
         tensor = self._find(name)
         if tuple(tensor.shape) != shape:
             raise FormatError(f"{self._g.path}: {name} has shape {list(tensor.shape)}, the metadata asks for {list(shape)}.")

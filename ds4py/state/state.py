@@ -89,6 +89,19 @@ class State:
             if lo < pos:
                 self._tiles.append((lo, pos))
 
+    def retreat(self, pos: int) -> int:
+        """Truncate to `pos` even below the floor, for a user who can do without what is lost: rows from the returned position on
+        are still there. ValueError past self.pos."""
+        if not 0 <= pos <= self._pos:
+            raise ValueError(f"cannot retreat to {pos} from {self._pos}")
+        if pos >= self.floor:
+            self.truncate(pos)
+            return 0
+        lost = max(cache.floor(self._high) - cache.window + 1 for cache in self._caches if cache.window)
+        self.clear()
+        self.advance(pos, False)
+        return min(lost, pos)
+
     def advance(self, n: int, tiled: bool) -> None:
         """`n` rows were written at pos..pos+n; `tiled` says that the prefill path made them. ValueError past n_ctx."""
         lo, hi = self._pos, self._pos + n

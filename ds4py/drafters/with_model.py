@@ -1,0 +1,115 @@
+"""Opening the drafters that come with a file: a model of its own, or one that borrows from the target and listens to its layers.
+
+The file is loaded once, beside the target; sessions get a state of their own. What the file says (its block, its heads) sets the
+defaults and the limits of what the user asked for; what does not fit the target is refused here, by name.
+"""
+
+from __future__ import annotations
+
+from ds4py.drafters.aim import Limits
+from ds4py.drafters.block import BlockDraft, BlockDrafter
+from ds4py.drafters.config import N_MAX, SpecConfig
+from ds4py.drafters.opened import Notice, Opened, Target
+from ds4py.errors import UnsupportedError, UsageError
+from ds4py.gguf import GgufFile
+from ds4py.gguf.identity import identity
+from ds4py.models import LoadedModel
+from ds4py.models.drafts import Lender
+from ds4py.models.tensors import Tensors
+from ds4py.protocols import Drafter
+
+
+def open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.draft_simple import DraftModel, DraftSimple
+    from ds4py.drafters.vocabulary import check_vocabulary
+    from ds4py.kernels import open_kernels
+    from ds4py.models import load_model
+
+    assert g is not None, "SpecConfig refuses draft-simple without a file"
+    check_vocabulary(target.gguf, g)
+    kernels = target.kernels
+    if config.draft_threads is not None and config.draft_threads != kernels.n_threads:
+        kernels = open_kernels("auto", threads=config.draft_threads, max_rows=kernels.max_rows)
+    model = load_model(g, kernels)
+    n_ctx = min(target.n_ctx, model.n_ctx_train)
+    draft = DraftModel(model, n_ctx, target.vocab_size, f"{identity(g)} {kernels.name}")
+    n_max = N_MAX if config.n_max is None else config.n_max
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        return DraftSimple(draft, n_max, config.n_min, config.p_min, opportunistic, notice)
+
+    return Opened(make, n_max, f"draft-simple with {g.path.name}", config.n_min)
+
+
+def open_draft_dflash(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.dflash import DFlashReader
+
+    assert g is not None, "open_drafters refuses draft-dflash without a file"
+    draft, t = _open_block(config, target, g)
+    t.refuse_unused()
+    limits, clamped = _limits(config, draft.n_max, config.p_min)
+    reader = DFlashReader(draft, measured=config.p_min > 0)
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        return BlockDrafter(draft, reader, limits, opportunistic)
+
+    return Opened(make, limits.n_max, f"draft-dflash with {g.path.name}{clamped}", limits.n_min)
+
+
+def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.dspark import ConfidenceHead, DSparkReader, MarkovHead
+
+    assert g is not None, "open_drafters refuses draft-dspark without a file"
+    draft, t = _open_block(config, target, g)
+    markov = MarkovHead.read(t, draft)
+    confidence = ConfidenceHead.read(t, draft.network.output.shape[1], markov.w1.row_len)
+    t.refuse_unused()
+    if config.conf_min > 0 and confidence is None:
+        raise UnsupportedError(
+            f"{g.path} has no confidence head, so --spec-draft-conf-min cannot be obeyed: leave it out, or use "
+            "--spec-draft-p-min, which goes by the probability of the likeliest token"
+        )
+    limits, clamped = _limits(config, draft.n_max, config.conf_min or config.p_min)
+    reader = DSparkReader(draft, markov, confidence, limits.least > 0, config.candidates)
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        return BlockDrafter(draft, reader, limits, opportunistic)
+
+    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min)
+
+
+def _open_block(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors]:
+    """The network that DFlash and DSpark share, and the tensors of which their heads are still to be taken."""
+    from ds4py.models.dflash import Model
+
+    model = _listened(config, target, g)
+    kernels = target.kernels
+    t = Tensors(g, kernels)
+    network = Model(g, t, Lender.of(model, target.gguf.path.name))
+    if network.block_size > kernels.max_rows:
+        raise UnsupportedError(
+            f"{g.path}: blocks of {network.block_size} tokens are more than a forward of {kernels.max_rows} rows"
+        )
+    draft = BlockDraft(network, kernels, target.n_ctx, target.vocab_size, model.kv_dtype, f"{identity(g)} {kernels.name}")
+    kernels.ready((draft, "inject"), network.inject)
+    kernels.ready((draft, "block"), network.block)
+    return draft, t
+
+
+def _listened(config: SpecConfig, target: Target, g: GgufFile) -> LoadedModel:
+    """The target's model, for a draft that borrows from it and listens to it, on its kernels."""
+    if target.model is None:
+        raise UnsupportedError(f"{g.path} drafts with the help of a loaded model, and there is none")
+    if config.draft_threads is not None and config.draft_threads != target.kernels.n_threads:
+        raise UsageError(
+            f"{g.path.name} shares weights with the model it drafts for and runs on its {target.kernels.n_threads} threads: "
+            "leave --spec-draft-threads out"
+        )
+    return target.model
+
+
+def _limits(config: SpecConfig, most: int, least: float, default: int | None = None) -> tuple[Limits, str]:
+    """Lengths of drafts that can be `most` tokens, and what the user is told if that is less than was asked for."""
+    asked = config.n_max if config.n_max is not None else most if default is None else default
+    clamped = f" (which drafts {most} tokens at most)" if asked > most else ""
+    return Limits(min(asked, most), min(config.n_min, most), least), clamped
