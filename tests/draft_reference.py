@@ -43,7 +43,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 
 class _Weights:
-    def __init__(self, tiny: TinyDraft, embedding: np.ndarray, head: np.ndarray, kv: str) -> None:
+    def __init__(self, tiny: TinyDraft, embedding: Any, head: Any, kv: str = "float32") -> None:
         self.tiny, self.s, self.kv = tiny, tiny.shape, getattr(torch, kv)
         own = {name: torch.from_numpy(np.asarray(array, np.float64)) for name, array in tiny.weights.items()}
         self.w = own

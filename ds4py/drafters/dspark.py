@@ -128,7 +128,7 @@ class DSparkReader:
 def best(row: F32, n: int) -> I64:
     """The ids of the n largest of `row` [V], n < V, by rising id.
 
-    A vocabulary is long and n is small: the n-th largest of the maxima of short pieces is a level that at least n values reach."""
+    A vocabulary is long and n small: the n-th largest of the maxima of short pieces is a level that at least n values reach."""
     piece = max(1, len(row) // (4 * n))
     whole = len(row) // piece * piece
     tops = np.append(row[:whole].reshape(-1, piece).max(1), row[whole:])

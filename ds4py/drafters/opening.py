@@ -157,7 +157,7 @@ def _open_ngram_cache(config: SpecConfig, target: Target, g: GgufFile | None, no
     return Opened(lambda opportunistic, user: NgramCache(caches), LONGEST_DRAFT, says)
 
 
-_FILED: Final = frozenset({"draft-simple", "draft-dflash", "draft-dspark"})  # types that need the draft model's file
+_FILED: Final = frozenset({"draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark"})  # types that need a file
 _Opener = Callable[[SpecConfig, Target, GgufFile | None, Notice | None], Opened]
 _OPENERS: Final = MappingProxyType[str, _Opener](
     {
@@ -167,6 +167,7 @@ _OPENERS: Final = MappingProxyType[str, _Opener](
         "ngram-mod": _open_ngram_mod,
         "ngram-cache": _open_ngram_cache,
         "draft-simple": with_model.open_draft_simple,
+        "draft-eagle3": with_model.open_draft_eagle3,
         "draft-dflash": with_model.open_draft_dflash,
         "draft-dspark": with_model.open_draft_dspark,
     }

@@ -78,6 +78,27 @@ def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, no
     return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min)
 
 
+def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.eagle3 import Eagle3, EagleDraft
+    from ds4py.models.eagle3 import Model
+
+    assert g is not None, "open_drafters refuses draft-eagle3 without a file"
+    model, kernels = _listened(config, target, g), target.kernels
+    t = Tensors(g, kernels)
+    network = Model(g, t, Lender.of(model, target.gguf.path.name))
+    t.refuse_unused()
+    limits, _ = _limits(config, kernels.max_rows - 2, config.p_min, default=N_MAX)
+    identified = f"{identity(g)} {kernels.name}"
+    draft = EagleDraft(network, kernels, target.n_ctx, target.vocab_size, limits.n_max, model.kv_dtype, identified)
+    for graph in ("fuse", "write", "step"):
+        kernels.ready((draft, graph), getattr(network, graph))
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        return Eagle3(draft, limits, opportunistic)
+
+    return Opened(make, limits.n_max, f"draft-eagle3 with {g.path.name}", limits.n_min)
+
+
 def _open_block(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors]:
     """The network that DFlash and DSpark share, and the tensors of which their heads are still to be taken."""
     from ds4py.models.dflash import Model

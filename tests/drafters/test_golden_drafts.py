@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_reference import DFlash
+from draft_reference import DFlash, Eagle3
 from listening import cpu_or_reference
 from numpy.testing import assert_allclose
-from tiny_drafts import GOLDEN, Shape, TinyDraft, golden_inputs, tiny_dflash
+from tiny_drafts import GOLDEN, Shape, TinyDraft, golden_inputs, tiny_dflash, tiny_eagle3
 
 from ds4py.drafters.block import BlockDraft, Context
 from ds4py.drafters.dspark import ConfidenceHead, MarkovHead
 from ds4py.gguf import NewTensor, open_gguf, write_gguf
+from ds4py.models import eagle3
 from ds4py.models.dflash import Model
-from ds4py.models.drafts import Lender
+from ds4py.models.drafts import HIDDEN, Lender
+from ds4py.models.running import new_state
 from ds4py.models.tensors import Tensors
+from ds4py.protocols import Rows
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden/drafters/drafts.json").read_text())
 TOLERANCE = {"reference": 5e-5, "cpu": 5e-3}
@@ -85,3 +88,25 @@ def test_heads_are_those_of_speculators(which: int, backend: str, tmp_path: Path
         embedding = markov.embedding(token)
         assert_allclose(markov.bias_of(ids, embedding), np.array(bias)[ids], rtol=0, atol=5e-5)
         assert_allclose(confidence.sure(h, embedding), sure, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("which", range(len(RECORDED["eagle3"])))
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_eagle_rows_are_those_of_speculators(which: int, backend: str, tmp_path: Path) -> None:
+    recorded = RECORDED["eagle3"][which]
+    tiny = tiny_of(tmp_path, tiny_eagle3, recorded["shape"])
+    kernels, g = cpu_or_reference(backend, max_rows=64), open_gguf(tiny.path)
+    t = Tensors(g, kernels)
+    network = eagle3.Model(g, t, lender(tmp_path, tiny.shape, kernels))
+    t.refuse_unused()
+    features, embedding, head = golden_inputs(tiny.shape)
+    n = len(features)
+    state = new_state(network.caches, n, 0, "float32" if backend == "reference" else "float16")
+    zero, every = np.zeros(n, np.int64), np.arange(n)
+    g_rows = kernels.run("fuse", network.fuse, Rows(zero, every, [state], zero, every, given=features), ()).logits.copy()
+    rows = Rows(np.array(recorded["tokens"]), every, [state], zero, every, given=g_rows)
+    out = kernels.run("step", network.step, rows, (HIDDEN,))
+    assert_allclose(out.taps[HIDDEN], recorded["hidden"], rtol=0, atol=TOLERANCE[backend])
+    assert_allclose(out.logits[-3:], recorded["logits"], rtol=0, atol=2 * TOLERANCE[backend])
+    formula = Eagle3(tiny, embedding, head).decode(features, [0, *recorded["tokens"]], 1)
+    assert_allclose(formula.logits[0], recorded["logits"][-1], rtol=0, atol=5e-5)
