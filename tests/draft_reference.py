@@ -1,9 +1,8 @@
 """What drafts compute, from their formulas, in torch and float64: no caches, no kernels, nothing of ours but the weights.
 
-Every call starts from the residuals of all positions before the block, so whatever a drafter remembers, forgets or takes back must
-come to the same numbers. `kv` rounds keys and values as a cache of that type does. Formulas: Chen et al., DFlash (block diffusion
-for speculative decoding); DeepSpec's DSpark heads; Li et al. 2025, EAGLE-3. The golden numbers of the public packages
-(tests/golden/drafters/drafts.json) stand above this file.
+Every call starts from the residuals of all positions before the block, so whatever a drafter remembers, forgets or takes back
+must come to the same numbers. `kv` rounds keys and values as a cache of that type does. Formulas: Chen et al., DFlash; DeepSpec's
+DSpark heads; Li et al. 2025, EAGLE-3. The golden numbers of public packages (golden/drafters/drafts.json) stand above this file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tiny target, a draft that listens to it, and a sampler that writes down what it is asked: for tests of drafts' numbers.
 
-The residuals that references start from are transformers' hidden states, numbered as the draft's file numbers them; the drafter gets
-the engine's taps. So a tap of a neighbouring layer shows.
+The residuals that references start from are transformers' hidden states, numbered as the draft's file numbers them; the drafter
+gets the engine's taps. So a tap of a neighbouring layer shows.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     tiny = tiny_dflash(tmp_path / "draft.gguf", target_path, markov_rank=32, from_anchor=True, ...)
     tiny.path, tiny.weights["blk.0.attn_q.weight"]        # the file; float32 [n_out, n_in] as the file has them
 
-Random numbers come from PCG64's uniform stream, so that files are the same wherever they are made (tests/golden/drafters/drafts.json holds
-what other programs computed with them). Norms are random too: an ignored one shows.
+Random numbers come from PCG64's uniform stream, so that files are the same wherever they are made: golden/drafters/drafts.json
+holds what other programs computed with them. Norms are random too: an ignored one shows.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _stored(name: str, array: Array, kind: GgmlType) -> NewTensor:
     return _encode(name, array, GgmlType.F32 if small else kind)
 
 
-# --- inputs of tests/golden/drafters/drafts.json -----------------------------------------------------------------------------------------
+# --- inputs of golden/drafters/drafts.json -------------------------------------------------------------------------------------
 
 GOLDEN = ((7, 11), (8, 200), (40, 5))  # positions before a block, and the token that begins it
 

@@ -46,8 +46,7 @@ def drafters_for(g: GgufFile) -> Iterator[tuple[str, str]]:
     yield "draft model", f"yes, with a smaller GGUF of the same vocabulary ({vocabulary(g)}): -md FILE"
     yield "built-in MTP", _built_in(g)
     hidden = g.get("embedding_length", 0)
-    made = f"an EAGLE-3, DFlash or DSpark file made for this model (hidden size {hidden:,})"
-    yield "support file", f"{made}; not in this build yet"
+    yield "support file", f"yes, an EAGLE-3, DFlash or DSpark file made for this model (hidden size {hidden:,}): -md FILE"
 
 
 def vocabulary(g: GgufFile) -> str:

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Final
 from ds4py.cli.options import for_command
 from ds4py.cli.parsing import Values
 from ds4py.cli.terminal import Terminal
-from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, draft_len, open_drafters, parse_types, recognise
+from ds4py.drafters import (
+    Drafters,
+    ModSizes,
+    NgramSizes,
+    SpecConfig,
+    check_file,
+    draft_len,
+    open_drafters,
+    parse_types,
+    recognise,
+)
 from ds4py.engine import Engine, SessionOptions
 from ds4py.engine.accept import Synthetic, check_rates, synthetic_rates
 from ds4py.engine.speculation import line, speculating, target_of
@@ -35,10 +45,7 @@ if TYPE_CHECKING:
 # Types that are known and that this build does not have, each with what they come with.
 LATER: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "draft-eagle3": "it comes with the EAGLE-3 drafter",
         "draft-mtp": "it comes with the built-in MTP drafter",
-        "draft-dflash": "it comes with the DFlash drafter",
-        "draft-dspark": "it comes with the DSpark drafter",
     }
 )
 # Names of llama.cpp's forks and older versions.
@@ -101,9 +108,15 @@ class Speculation:
 
 
 def asked_types(values: Values) -> tuple[str, ...]:
-    """The types of --spec-type (all of them, if it was given several times) and --spec-default, in precedence."""
+    """The types of --spec-type (all of them, if it was given several times), --spec-default and --dspark, in precedence."""
     names = [name.strip() for text in values.texts("spec_type") for name in text.split(",")]
-    return checked_types(names + ["ngram-mod"] * values.flag("spec_default"), "--spec-type")
+    added = ["ngram-mod"] * values.flag("spec_default") + ["draft-dspark"] * _dspark(values)
+    return checked_types(names + added, "--spec-type")
+
+
+def _dspark(values: Values) -> bool:
+    """Whether one of ds4's own flags asks for DSpark."""
+    return values.flag("dspark") or values.flag("dspark_strict") or values.has("dspark_confidence")
 
 
 def checked_types(names: list[str], option: str) -> tuple[str, ...]:
@@ -129,10 +142,11 @@ def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, acce
         types=types,
         draft_model=draft,
         draft_threads=values.integer("spec_draft_threads") if values.has("spec_draft_threads") else None,
-        n_max=values.integer("spec_draft_n_max"),
+        n_max=values.integer("spec_draft_n_max") if values.has("spec_draft_n_max") else None,
         n_min=values.integer("spec_draft_n_min"),
         p_min=values.number("spec_draft_p_min"),
         conf_min=values.number("spec_draft_conf_min"),
+        candidates=values.integer("spec_draft_candidates"),
         ngram_simple=sizes("simple"),
         ngram_map_k=sizes("map_k"),
         ngram_map_k4v=sizes("map_k4v"),
@@ -153,11 +167,18 @@ def config_of(values: Values, log: Terminal) -> SpecConfig:
     depth = "fixed" if synthetic and not values.was_given("--spec-depth") else values.text("spec_depth")
     accept = "exact" if values.flag("mtp_exact_sampling") else "opportunistic"
     path = None if _switched_off(values) else _draft_file(values, log)
+    if _dspark(values) and types and path is None:
+        raise UsageError("--dspark needs the support file that drafts: name it with --mtp-model")
     config = spec_config(values, types, path, accept, depth)
+    if values.has("dspark_confidence"):
+        if values.was_given("--spec-draft-conf-min"):
+            raise UsageError("--dspark-confidence and --spec-draft-conf-min are the same setting: give one of them")
+        config = replace(config, conf_min=values.number("dspark_confidence"))
     if path is not None:
         g = open_gguf(path)
         if not types and (kind := recognise(g)) in LATER:
             raise UnsupportedError(f"{path.name} is made for {kind}, which is not in this build yet: {LATER[kind]}")
+        check_file(types, g)
         config = replace(config, draft_model=g)
     if synthetic and not config.types and config.draft_model is None:
         raise UsageError("synthetic acceptance needs something that drafts: add --spec-type")
@@ -185,6 +206,9 @@ def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: Gguf
     drafters = open_drafters(config, target_of(engine, g), lambda sentence: log.say(f"ds4: {sentence}"))
     if _switched_off(values):
         drafters = replace(drafters, line="speculation: off, because --spec-type says none")
+    elif values.flag("dspark_strict"):
+        loaded = f"speculation: off, because of --dspark-strict; {drafters.line.removeprefix('speculation: ')} was loaded"
+        drafters = replace(drafters, types=(), makers=(), line=loaded)
     rates = _synthetic(values, drafters.n_max)
     trace = Trace.open(values.text("spec_trace")) if values.has("spec_trace") else None
     return Speculation(drafters, rates, trace, values.flag("mtp_timing"), _learned(config, engine) if not rates else None)
@@ -225,7 +249,11 @@ def _switched_off(values: Values) -> bool:
 
 
 def _draft_file(values: Values, log: Terminal) -> Path | None:
-    """The draft model's file: that of -md, or of the hub's repository, in which -md then names a file."""
+    """The draft model's file: that of -md or --mtp-model, or of the hub's repository, in which -md then names a file."""
+    if values.has("mtp_model"):
+        if values.has("spec_draft_model") or values.has("spec_draft_hf"):
+            raise UsageError("--mtp-model and --spec-draft-model both name the file that drafts: give one of them")
+        return _file(values, "mtp_model")
     if not values.has("spec_draft_hf"):
         return _file(values, "spec_draft_model")
     from ds4py.cli.obtaining import obtain

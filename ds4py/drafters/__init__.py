@@ -2,6 +2,17 @@
 
 from ds4py.drafters.config import ModSizes, NgramSizes, SpecConfig, parse_types
 from ds4py.drafters.opened import Target
-from ds4py.drafters.opening import Drafters, draft_len, open_drafters, recognise
+from ds4py.drafters.opening import Drafters, check_file, draft_len, open_drafters, recognise
 
-__all__ = ["Drafters", "ModSizes", "NgramSizes", "SpecConfig", "Target", "draft_len", "open_drafters", "parse_types", "recognise"]
+__all__ = [
+    "Drafters",
+    "ModSizes",
+    "NgramSizes",
+    "SpecConfig",
+    "Target",
+    "check_file",
+    "draft_len",
+    "open_drafters",
+    "parse_types",
+    "recognise",
+]

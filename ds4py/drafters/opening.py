@@ -52,6 +52,8 @@ def recognise(g: GgufFile) -> str:
     """The speculative type a draft file was made for. By llama.cpp's marks; a model without any of them drafts by itself."""
     if g.architecture == "dflash":
         return "draft-dspark" if "markov_w1.weight" in g.tensors else "draft-dflash"
+    if g.architecture in with_model.DEEPSEEK_SUPPORT:
+        return "draft-dspark"
     if g.architecture == "eagle3":
         return "draft-eagle3"
     last = g.get("block_count", 0)
@@ -75,7 +77,7 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
         raise UnsupportedError(f"speculative type {missing[0]} is not supported yet; there are {', '.join(_OPENERS)}")
     if not types:
         return Drafters(config, (), "speculation: off, because no --spec-type was given", 0, 0)
-    _check_file(types, g)
+    check_file(types, g)
     opened = [_OPENERS[name](config, target, g, notice) for name in types]
     says = ", then ".join(one.says for one in opened)
     unused = f"; {g.path.name} is not used by any of them" if g is not None and not _FILED.intersection(types) else ""
@@ -92,7 +94,7 @@ def draft_len(config: SpecConfig) -> int:
     return max(asked, block) if isinstance(block, int) else asked
 
 
-def _check_file(types: Sequence[str], g: GgufFile | None) -> None:
+def check_file(types: Sequence[str], g: GgufFile | None) -> None:
     """Raises UsageError if a type of `types` needs a file, UnsupportedError if `g` is made for another type."""
     needy = [name for name in types if name in _FILED]
     if needy and g is None:

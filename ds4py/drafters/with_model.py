@@ -6,6 +6,8 @@ defaults and the limits of what the user asked for; what does not fit the target
 
 from __future__ import annotations
 
+from typing import Final
+
 from ds4py.drafters.aim import Limits
 from ds4py.drafters.block import BlockDraft, BlockDrafter
 from ds4py.drafters.config import N_MAX, SpecConfig
@@ -17,6 +19,8 @@ from ds4py.models import LoadedModel
 from ds4py.models.drafts import Lender
 from ds4py.models.tensors import Tensors
 from ds4py.protocols import Drafter
+
+DEEPSEEK_SUPPORT: Final = ("deepseek4-dspark", "deepseek41-dspark")  # architectures of ds4's own DSpark files
 
 
 def open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -103,6 +107,8 @@ def _open_block(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockD
     """The network that DFlash and DSpark share, and the tensors of which their heads are still to be taken."""
     from ds4py.models.dflash import Model
 
+    if g.architecture in DEEPSEEK_SUPPORT:
+        raise UnsupportedError(f"{g.path} is DeepSeek V4's form of a DSpark draft, which is not in this build yet")
     model = _listened(config, target, g)
     kernels = target.kernels
     t = Tensors(g, kernels)

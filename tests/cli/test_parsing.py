@@ -120,7 +120,7 @@ REFUSED = [
     (["-mm", "x"], ["-mm is not supported"]),
     (["--role", "worker"], ["--role is not supported", "one machine"]),
     (["--listen", "0.0.0.0", "1"], ["--listen is not supported"]),
-    (["--dspark"], ["--dspark is not in this build yet: it comes with the DSpark drafter"]),
+    (["--dspark-confidence", "1.5"], ["--dspark-confidence must be a number from 0 to 1"]),
     (["--mtp"], ["--mtp is not in this build yet", "MTP"]),
     (["--mtp", "file.gguf"], ["--mtp is not in this build yet"]),
     (["--draft-max", "3"], ["--draft-max is not supported", "--spec-draft-n-max"]),

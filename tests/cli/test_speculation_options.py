@@ -98,6 +98,7 @@ def test_every_setting_arrives(tmp_path: Path) -> None:
         *"--spec-ngram-map-k-size-m 40 --spec-ngram-map-k-min-hits 3 --spec-ngram-map-k4v-size-n 5 --spec-draft-n-min 2".split(),
         *"--spec-ngram-map-k4v-size-m 50 --spec-ngram-map-k4v-min-hits 4 --spec-ngram-mod-n-match 16".split(),
         *"--spec-ngram-mod-n-min 1 --spec-ngram-mod-n-max 100 --spec-draft-p-min 0.5 --spec-draft-conf-min 0.25 -td 2".split(),
+        *"--spec-draft-candidates 64".split(),
         *f"-lcs {tmp_path}/static -lcd {tmp_path}/dynamic --spec-exact --spec-depth adaptive --spec-skip-streak 6".split(),
     )
     assert found == SpecConfig(
@@ -107,6 +108,7 @@ def test_every_setting_arrives(tmp_path: Path) -> None:
         n_min=2,
         p_min=0.5,
         conf_min=0.25,
+        candidates=64,
         ngram_simple=NgramSizes(3, 30, 2),
         ngram_map_k=NgramSizes(4, 40, 3),
         ngram_map_k4v=NgramSizes(5, 50, 4),
@@ -143,7 +145,12 @@ def test_lengths_are_1_to_1024(name: str, bad: str) -> None:
     ("argv", "words"),
     [
         (["--spec-type", "ngram-best"], "unknown speculative type 'ngram-best': choose from none, ngram-simple"),
-        (["--spec-type", "draft-eagle3"], "--spec-type draft-eagle3 is not in this build yet: it comes with the EAGLE-3 drafter"),
+        (["--spec-type", "draft-eagle3"], "draft-eagle3 needs a draft model: name its file with --spec-draft-model"),
+        (["--dspark"], "--dspark needs the support file that drafts: name it with --mtp-model"),
+        (["--dspark-confidence", "0.5"], "--dspark needs the support file"),
+        (["--dspark-strict"], "--dspark needs the support file"),
+        (["--mtp-model", "a", "-md", "b"], "--mtp-model and --spec-draft-model both name the file"),
+        (["--spec-draft-candidates", "-1"], "--spec-draft-candidates must be a whole number"),
         (["--spec-type", "ngram-mod,mtp"], "--spec-type draft-mtp is not in this build yet"),
         (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
         (["-ctkd", "q8_0"], "--spec-draft-type-k q8_0 is not available: .* quantised storage comes later"),
@@ -191,9 +198,6 @@ def test_documented_commands_run() -> None:
 @pytest.mark.parametrize(
     ("kind", "architecture", "tensor"),
     [
-        ("draft-eagle3", "eagle3", "x"),
-        ("draft-dflash", "dflash", "x"),
-        ("draft-dspark", "dflash", "markov_w1.weight"),
         ("draft-mtp", "gemma4-assistant", "x"),
         ("draft-mtp", "llama", "blk.0.nextn.eh_proj.weight"),
     ],

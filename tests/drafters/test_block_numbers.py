@@ -1,5 +1,5 @@
-"""DFlash and DSpark: what is proposed, and how surely, are the numbers of the formulas, on every target architecture, wherever in a
-text, however the target's rows came in, and after going back. Each mistake that such drafts are known for must show."""
+"""DFlash and DSpark: what is proposed, and how surely, are the numbers of the formulas, on every target architecture, wherever in
+a text, however the target's rows came in, and after going back. Each mistake that such drafts are known for must show."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""EAGLE-3: rows and tokens are the formula's on every target, however the target's rows came in, and after going back; the mistakes
-that such drafts are known for show."""
+"""EAGLE-3: rows and tokens are the formula's on every target, however the target's rows came in, and after going back; the
+mistakes that such drafts are known for show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts give the numbers of the programs they were made with: dflash 0.1.0 and speculators 0.9.0 (tests/golden/drafters/drafts.json)."""
+"""Drafts give the numbers of the programs they were made with: dflash 0.1.0, speculators 0.9.0 (golden/drafters/drafts.json)."""
 
 from __future__ import annotations
 

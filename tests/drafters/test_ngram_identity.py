@@ -126,9 +126,7 @@ def test_two_sessions_with_one_pool_give_their_plain_texts(plain: Any) -> None:
     engine, pool = toy_engine(**SHAPE), NgramModPool()
     drafted_tokens = []
     for _ in range(2):
-        session, _rows = run(
-            engine, replace(SETTINGS["0.7"], drafter=NgramMod(ModSizes(14, 1, 8), pool), depth=FixedDepth(8))
-        )
+        session, _rows = run(engine, replace(SETTINGS["0.7"], drafter=NgramMod(ModSizes(14, 1, 8), pool), depth=FixedDepth(8)))
         assert session.tokens == plain["0.7"][0].tokens
         drafted_tokens.append((session.stats.accepted, session.stats.passes))
     assert drafted_tokens[1][0] > drafted_tokens[0][0] + 100  # the second says what the pool has seen the first say

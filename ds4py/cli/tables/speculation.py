@@ -11,7 +11,6 @@ from ds4py.cli.tables.cache_types import BARRED
 
 _TOPIC = ("speculation",)
 _BOTH = ("ds4", "ds4-bench")
-_DSPARK = "it comes with the DSpark drafter"
 _MTP = "it comes with the built-in MTP drafter"
 _GONE = "llama.cpp removed it"
 _PINNING = "a draft model's threads are not bound to processors here; bind the whole process with taskset"
@@ -68,7 +67,12 @@ def _count(name: str, help: str, default: int, least: int, most: int | None = 10
 
 _DS4 = (
     _later("--mtp", "use the MTP block inside the model file", _MTP, aliases=("--glm-mtp",)),
-    _later("--mtp-model", "DSpark or legacy MTP support file", _DSPARK, "file"),
+    _row(
+        "--mtp-model",
+        "support file that drafts for the model; the same as --spec-draft-model",
+        "file",
+        metavar="FILE",
+    ),
     _later("--mtp-draft", "legacy MTP draft length", _MTP, "int"),
     _later("--mtp-margin", "legacy MTP verifier margin", _MTP, "float"),
     _row("--mtp-timing", "print cycles, acceptance and times of any drafter at the end", "flag", "--glm-mtp-timing"),
@@ -79,16 +83,23 @@ _DS4 = (
         "--spec-exact",
         commands=_BOTH,
     ),
-    _later("--dspark", "draft with a DSpark support file", _DSPARK),
-    _later("--dspark-confidence", "prune drafts below this confidence", _DSPARK, "float"),
-    _later("--dspark-strict", "load DSpark and decode without it", _DSPARK),
+    _row("--dspark", "draft with the DSpark support file that --mtp-model names; the same as --spec-type draft-dspark", "flag"),
+    _row(
+        "--dspark-confidence",
+        "end drafts at a confidence below F, 0 = never; the same as --spec-draft-conf-min, and implies --dspark",
+        "float",
+        metavar="F",
+        range=Range(0, 1),
+        shown="0",
+    ),
+    _row("--dspark-strict", "load DSpark and decode without it, as a control; implies --dspark", "flag"),
 )
 
 _CHOOSING = (
     _row(
         "--spec-type",
         "which drafters, separated by commas: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, "
-        "draft-simple; asked in this order (default none, or what the draft model's file is)",
+        "draft-simple, draft-eagle3, draft-dflash, draft-dspark; asked in this order (default none, or what the draft's file is)",
         "text",
         metavar="LIST",
         env="LLAMA_ARG_SPEC_TYPE",
@@ -126,7 +137,7 @@ _CHOOSING = (
 _DRAFT_MODEL = (
     _row(
         "--spec-draft-model",
-        "a smaller GGUF of the same vocabulary that drafts",
+        "a GGUF that drafts: a smaller model of the same vocabulary, or an EAGLE-3, DFlash or DSpark draft made for the model",
         "file",
         "-md",
         "--model-draft",
@@ -145,7 +156,16 @@ _DRAFT_MODEL = (
         metavar="REPO[:QUANT]",
         env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
     ),
-    _count("--spec-draft-n-max", "longest draft of a draft model", 3, 1, env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+    _row(
+        "--spec-draft-n-max",
+        "longest draft of a draft model",
+        "int",
+        metavar="N",
+        range=Range(1, 1024),
+        shown="its block, or 3",
+        env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
+        commands=_BOTH,
+    ),
     _count("--spec-draft-n-min", "shorter drafts of a draft model are dropped", 0, 0, env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
     _row(
         "--spec-draft-p-min",
@@ -160,11 +180,20 @@ _DRAFT_MODEL = (
     ),
     _row(
         "--spec-draft-conf-min",
-        "the same for drafters with a confidence head",
+        "the same for the confidence head of a DSpark draft (0: it goes by --spec-draft-p-min)",
         "float",
         metavar="F",
         default=0.0,
         range=Range(0, 1),
+        commands=_BOTH,
+    ),
+    _row(
+        "--spec-draft-candidates",
+        "DSpark: give the Markov bias to the N likeliest tokens of each guess only; 64 lose next to nothing; 0 = to all",
+        "int",
+        metavar="N",
+        default=0,
+        range=Range(0),
         commands=_BOTH,
     ),
     _row(
