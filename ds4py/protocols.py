@@ -308,6 +308,15 @@ class SamplingParams:
     min_p: float = 0.0  # relative to the most likely token
 
 
+@runtime_checkable
+class Draws(Protocol):
+    """What kernels may be besides: a compiled form of engine/sampling.py, which gives the same tokens."""
+
+    def draw(self, row: F32, params: SamplingParams, key: int) -> int:
+        """The token drawn from adjusted logits [V] with the noise that starts at `key`; -1 if they are broken or rule out all."""
+        ...
+
+
 class SamplingSchedule(Timeline, Protocol):
     """The engine's only view of tool mode, grammar and penalties: which settings hold at the next position?"""
 

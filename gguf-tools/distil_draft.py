@@ -19,95 +19,22 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from drafts.layers import key
+from drafts.texts import Text, answers, values
 
-from ds4py.chat import Message, open_format
 from ds4py.engine import Engine, EngineOptions
-from ds4py.engine.noise import Noise
-from ds4py.engine.sampling import draw
 from ds4py.errors import Ds4Error, UnsupportedError
 from ds4py.gguf import GgmlType, GgufFile, NewTensor, open_gguf, write_gguf
-from ds4py.protocols import SamplingParams, Span
-from ds4py.quants import decode, encode
-from ds4py.tokenizer import load_tokenizer
+from ds4py.quants import encode
 
-TOPICS = (
-    "the moon", "bread", "sorting algorithms", "the French Revolution", "volcanoes", "chess", "honey bees", "databases",
-    "the violin", "photosynthesis", "running a marathon", "recursion", "the Roman empire", "coffee", "electric cars", "dreams",
-    "the Pacific ocean", "HTML forms", "gardening", "vaccines", "the stock market", "origami", "penguins", "linear regression",
-    "a rainy day", "job interviews", "steam engines", "the human heart", "Japanese cuisine", "regular expressions", "glaciers",
-    "friendship", "the printing press", "black holes", "yoga", "a lost dog", "prime numbers", "bridges", "saving money", "jazz",
-    "unit tests", "whales", "the desert", "learning a language", "binary search trees", "castles",
-)  # fmt: skip
-FORMS = (
-    "Tell me about {}.", "Explain {} to a child.", "Write a short story about {}.", "What should everyone know about {}?",
-    "Give me five facts about {}.", "Write a Python example that has to do with {}.", "Summarise the history of {}.",
-    "Write a letter to a friend about {}.", "Why is {} important?", "Describe the steps to get started with {}.",
-)  # fmt: skip
-TEMPERATURES = (0.0, 0.7, 1.0)
-AT_ONCE = 32  # answers made side by side
 ROWS = 5  # answers in one step of the training
-
-
-@dataclass(frozen=True)
-class Text:
-    """One prompt with its answer. start, end: float16 [len(ids), D], the target's residual where the trained layers begin, and
-    its last one."""
-
-    ids: Sequence[int]
-    start: np.ndarray
-    end: np.ndarray
-
-
-def prompts(n: int) -> list[str]:
-    """`n` prompts, every topic before any topic again."""
-    return [FORMS[(i + i // len(TOPICS)) % len(FORMS)].format(TOPICS[i % len(TOPICS)]) for i in range(n)]
-
-
-def answers(engine: Engine, g: GgufFile, tap: int, n: int, n_tokens: int) -> Iterator[Text]:
-    """What the target says to the prompts, at several temperatures; `tap` is the layer before the trained ones."""
-    tokenizer = load_tokenizer(g)
-    chat = open_format(g, tokenizer)
-    asked = [tokenizer.encode_prompt(chat.render([Message("user", text)])) for text in prompts(n)]
-    for first in range(0, n, AT_ONCE):
-        yield from _side_by_side(engine, asked[first : first + AT_ONCE], tap, n_tokens, first, tokenizer.stop_ids)
-        print(f"\r{min(n, first + AT_ONCE)} of {n} answers", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-
-
-def _side_by_side(
-    engine: Engine, asked: Sequence[list[int]], tap: int, n_tokens: int, first: int, stops: frozenset[int]
-) -> list[Text]:
-    taps = (tap, engine.model.n_layers - 1)
-    states = [engine.model.new_state(len(ids) + n_tokens + 1, slack=0) for ids in asked]
-    texts: list[list[int]] = [list(ids) for ids in asked]
-    kept: list[list[np.ndarray]] = [[] for _ in asked]  # [2, n, D] for every call
-    rows: list[np.ndarray] = []
-    for i, ids in enumerate(asked):
-        out = engine.model.forward([Span(states[i], ids, n_logits=1)], taps=taps)
-        kept[i].append(np.stack([out.taps[layer] for layer in taps]).astype(np.float16))
-        rows.append(out.logits[-1].copy())
-    going = list(range(len(asked)))
-    while going:
-        for i, row in zip(going, rows, strict=True):
-            params = SamplingParams(temperature=TEMPERATURES[(first + i) % len(TEMPERATURES)])
-            texts[i].append(draw(row, params, Noise(first + i), len(texts[i])))
-        going = [i for i in going if texts[i][-1] not in stops and len(texts[i]) < len(asked[i]) + n_tokens]
-        if going:
-            out = engine.model.forward([Span(states[i], texts[i][-1:], n_logits=1) for i in going], taps=taps)
-            both = np.stack([out.taps[layer] for layer in taps]).astype(np.float16)
-            rows = [out.of(j)[0].copy() for j in range(len(going))]
-            for j, i in enumerate(going):
-                kept[i].append(both[:, j : j + 1])
-    done = [np.concatenate(parts, axis=1) for parts in kept]
-    return [Text(ids[: both.shape[1]], both[0], both[1]) for ids, both in zip(texts, done, strict=True)]
 
 
 class LastLayers(torch.nn.Module):
@@ -156,16 +83,6 @@ class LastLayers(torch.nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weights[key(name + ".weight")], self.eps)
 
 
-def key(name: str) -> str:
-    """Tensor names as torch allows them."""
-    return name.replace(".", "/")
-
-
-def values(g: GgufFile, name: str) -> np.ndarray:
-    tensor = g.tensors[name]
-    return decode(tensor.type, tensor.data, math.prod(tensor.shape)).reshape(tensor.shape[::-1])
-
-
 def train(model: LastLayers, g: GgufFile, texts: Sequence[Text], minutes: float, rate: float) -> None:
     """Steps of AdamW for `minutes`; the rate rises for a twentieth of the time and falls to zero along a cosine."""
     target_norm = torch.from_numpy(values(g, "output_norm.weight"))
@@ -195,9 +112,9 @@ def _loss(model: LastLayers, batch: Sequence[Text], norm: torch.Tensor, head: to
     start = torch.zeros(len(batch), longest, model.embd.shape[1])
     there = torch.zeros(len(batch), longest, dtype=torch.bool)
     for i, text in enumerate(batch):
-        start[i, : len(text.ids)] = torch.from_numpy(text.start)
+        start[i, : len(text.ids)] = torch.from_numpy(text.taps[0])
         there[i, : len(text.ids)] = True
-    end = torch.from_numpy(np.concatenate([text.end for text in batch])).float()
+    end = torch.from_numpy(np.concatenate([text.taps[1] for text in batch])).float()
     want = F.rms_norm(end, end.shape[-1:], norm, model.eps)
     got = model(start)[there]
     theirs, ours = want @ head.T, got @ head.T
@@ -230,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
         raise UnsupportedError(f"{args.draft}: all layers but the last {args.train} must be the target's first ones")
     model = LastLayers(pruned, args.train)
     engine = Engine.open(g, EngineOptions(n_ctx=1024))
-    texts = list(answers(engine, g, own - 1, args.prompts, args.tokens))
+    texts = list(answers(engine, g, (own - 1, n_layers - 1), args.prompts, args.tokens))
     n = sum(len(text.ids) for text in texts)
     print(f"{n:,} tokens of {len(texts)} answers; training {sum(p.numel() for p in model.parameters()):,} weights", flush=True)
     torch.set_num_threads(args.threads)

@@ -28,10 +28,11 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class CallStart:
-    """The model calls the tool `name`; it is call number `index` of the reply, from 0."""
+    """The model calls the tool `name`; it is call number `index` of the reply, from 0. `id`: given by whoever serves it."""
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True)

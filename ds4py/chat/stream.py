@@ -25,7 +25,7 @@ from ds4py.chat.events import Event, Reasoning, Stop, Text
 from ds4py.chat.formats.base import ThinkTags
 from ds4py.chat.stops import StopStrings
 from ds4py.chat.think import Part, Phase, ThinkSplitter, ThinkState
-from ds4py.tokenizer import Tokenizer
+from ds4py.tokenizer import PromptText, Tokenizer
 
 _STRAY_LEN = 200  # characters within which a call must look like one
 
@@ -72,7 +72,9 @@ class ReplyStream:
         self._calls = calls
         self._syntax = syntax
         self._stops = StopStrings(stop_strings)
-        self._raw: list[str] = []  # what each id brought
+        self._marker_ids = frozenset(markers.values())
+        self._ids: list[int] = []
+        self._raw: list[str] = []  # the text that each of them brought
         self._journal = [_Mark(0, self._think.state, calls.state if calls else None, "")]
         self._unfinished: _Mark | None = None  # the last mark as it was before `finish`
         self.stray_call: int | None = None  # ids of the reply in front of a call that was begun inside reasoning
@@ -108,12 +110,20 @@ class ReplyStream:
         n_raw = self._think.state.text_base + n_answer
         return bisect_left([mark.n_raw for mark in self._journal], n_raw)
 
-    @property
-    def answer_at(self) -> int:
-        """How many ids lie wholly before the answer's first character; all of them if it has none yet."""
-        if self._think.state.phase is not Phase.TEXT:
-            return self.pos
-        return bisect_right([mark.n_raw for mark in self._journal], self._think.state.text_base) - 1
+    def sampled(self, n_answer: int) -> PromptText:
+        """The first `n_answer` characters of the answer as they were drawn, tokens that are markers told apart from text that
+        spells them."""
+        base = self._think.state.text_base
+        segments: list[tuple[str, bool]] = []
+        for i, raw in enumerate(self._raw):
+            start = self._journal[i].n_raw
+            text = raw[max(base - start, 0) : max(base + n_answer - start, 0)]
+            is_marker = self._ids[i] in self._marker_ids
+            if segments and not is_marker and not segments[-1][1]:
+                segments[-1] = (segments[-1][0] + text, False)
+            elif text:
+                segments.append((text, is_marker))
+        return PromptText(tuple(segments))
 
     def push(self, token: int) -> list[Event]:
         """The events that `token` decides; empty for ids behind the end."""
@@ -123,6 +133,7 @@ class ReplyStream:
         text = self._detokenizer.push(token)
         self._journal.append(self._journal[-1])
         ends = token in self._stop_ids
+        self._ids.append(token)
         self._raw.append(tail if ends else text)
         return self._end("stop", self.pos - 1, tail) if ends else self._take(text)
 
@@ -138,7 +149,7 @@ class ReplyStream:
         self._detokenizer.truncate(pos)
         if self._unfinished is not None:
             self._journal[-1], self._unfinished = self._unfinished, None
-        del self._journal[pos + 1 :], self._raw[pos:]
+        del self._journal[pos + 1 :], self._raw[pos:], self._ids[pos:]
         mark = self._journal[pos]
         self._think.state, self._stops.state = mark.think, mark.held
         self.stray_call = None

@@ -7,7 +7,6 @@ and a mistyped option answer before numpy is loaded.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from ds4py.cli.argv import Scan
 from ds4py.cli.entry import run_command
 from ds4py.cli.parsing import Values, finish
 from ds4py.cli.terminal import Terminal, open_terminal
-from ds4py.errors import ResourceError, UsageError
+from ds4py.errors import UsageError
 
 if TYPE_CHECKING:
     from ds4py.chat import ChatFormat
@@ -45,7 +44,9 @@ def _run(found: Scan) -> int:
     if any(name.startswith("--imatrix") for name in values.given) and not whole:
         raise UsageError("an importance matrix needs both --imatrix-dataset FILE and --imatrix-out FILE")
     if values.has("chdir"):
-        _chdir(values.text("chdir"))
+        from ds4py.cli.files import change_directory
+
+        change_directory(values.text("chdir"))
     out, log = open_terminal(sys.stdout, values.text("color")), open_terminal(sys.stderr, values.text("color"))
     if values.flag("list_devices"):
         from ds4py.cli.devices import device_lines
@@ -238,15 +239,6 @@ def _refuse_long(prompt: Prompt, n_ctx: int) -> None:
 
     if len(prompt.ids) > n_ctx:
         raise ContextError(f"the prompt has {len(prompt.ids)} tokens, but the context holds {n_ctx}: shorten it or raise --ctx")
-
-
-def _chdir(path: str) -> None:
-    from ds4py.cli.files import reason
-
-    try:
-        os.chdir(path)
-    except OSError as error:
-        raise ResourceError(f"cannot change to {path}: {reason(error)}") from error
 
 
 if __name__ == "__main__":

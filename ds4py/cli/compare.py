@@ -22,13 +22,17 @@ from pathlib import Path
 
 from ds4py.cli.bench import COMMAND, kernels, own_text
 from ds4py.cli.parsing import Values
-from ds4py.cli.peers import N_FIRST, Figures, Job, from_json
+from ds4py.cli.peers import N_FIRST, N_VERIFY, Figures, Job, from_json
 from ds4py.cli.ratios import CSV_HEADER, amx_gains, remarks, summarise, table
 from ds4py.errors import ContextError, Ds4Error, UnsupportedError
 from ds4py.gguf import GgufFile
 
-PREFILL = (128, 512)
+PREFILL = (128, 512, 2048)
+DEPTHS = (2048, 8192)
+SHALLOW = 512  # a lesser depth says nothing that the decode after a short prompt does not
+VERIFY = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 OURS, THEIRS = "ds4py", "llama.cpp"
+
 
 class PeerError(Ds4Error):
     """A measured process ended badly."""
@@ -47,7 +51,7 @@ def compare(model: GgufFile, values: Values) -> int:
     ours, theirs = run_rounds(job, rounds)
     flags, info = cpu_flags(), theirs[0].info
     gains = amx_gains(model.nbytes, info, flags)
-    lines = summarise(ours, theirs, PREFILL, gains or (1.0, 1.0))
+    lines = summarise(ours, theirs, job, gains or (1.0, 1.0))
     print(
         f"{model.kv.get('general.name', model.path.name)} ({model.path.name})\n"
         f"{job.threads} threads, context {job.n_ctx}, f16 cache, decode of {job.decode} tokens, medians of {rounds} rounds\n"
@@ -61,23 +65,29 @@ def compare(model: GgufFile, values: Values) -> int:
 
 
 def make_job(model: GgufFile, values: Values, text: str) -> Job:
-    """The work both engines will do. ContextError if the model's context cannot hold it."""
+    """The work both engines will do: prompts and depths as far as the model's context and --ctx-max go. ContextError if the
+    context cannot hold even the least."""
     from ds4py.kernels.cpu.executor import physical_cores
     from ds4py.tokenizer import load_tokenizer
 
     decode = values.integer("gen_tokens")
-    need = max(*PREFILL, N_FIRST + decode) + 1
-    trained = int(model.get("context_length", need, int))
-    if trained < need:
-        raise ContextError(f"the comparison needs {need} positions and this model was trained for {trained}")
+    least = max(PREFILL[0] + 1, N_FIRST + decode + 1, N_VERIFY + max(VERIFY))
+    trained = int(model.get("context_length", least, int))
+    if trained < least:
+        raise ContextError(f"the comparison needs {least} positions and this model was trained for {trained}")
+    limit = min(trained, max(least, values.integer("ctx_max"))) if values.has("ctx_max") else trained
+    prefill = tuple(n for n in PREFILL if n < limit)
+    reached = {min(depth, limit - decode - 1) for depth in DEPTHS}
+    depths = tuple(sorted(depth for depth in reached if depth > SHALLOW))
+    longest = max(*prefill, *depths, N_FIRST, N_VERIFY + max(VERIFY))
     n_threads = values.integer("threads") if values.has("threads") else physical_cores()
     ids = load_tokenizer(model).encode(text, add_bos=False)
-    while 0 < len(ids) <= max(PREFILL):
+    while 0 < len(ids) <= longest:
         ids = ids + ids
     if not ids:
         raise ContextError("the prompt file is empty; there is nothing to measure with")
-    chosen = tuple(ids[: max(PREFILL) + 1])
-    return Job(str(model.path), chosen, n_threads, -(-need // 256) * 256, PREFILL, decode, kernels(values))
+    n_ctx = min(-(-(longest + decode + 1) // 256) * 256, trained)
+    return Job(str(model.path), tuple(ids[: longest + 1]), n_threads, n_ctx, prefill, decode, kernels(values), depths, VERIFY)
 
 
 def run_rounds(job: Job, rounds: int) -> tuple[list[Figures], list[Figures]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,14 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         raise FormatError(f"{name} is not UTF-8 text: the byte at offset {error.start} is 0x{data[error.start]:02x}") from error
     return text.removeprefix("\ufeff")
+
+
+def change_directory(path: str) -> None:
+    """--chdir, before anything is read. ResourceError if it cannot be."""
+    try:
+        os.chdir(path)
+    except OSError as error:
+        raise ResourceError(f"cannot change to {path}: {reason(error)}") from error
 
 
 @contextlib.contextmanager

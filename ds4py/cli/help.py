@@ -17,6 +17,7 @@ USAGE = {
     "ds4": "usage: ds4 [(-p PROMPT | --prompt-file FILE)] [options]",
     "ds4-bench": "usage: ds4-bench [options]",
     "ds4-download": "usage: ./download_model.sh TARGET [options]   (or: ds4-download TARGET)",
+    "ds4-server": "usage: ds4-server [options]",
     "ds4-convert": "usage: ds4-convert FOLDER [options]",
     "ds4-quantize": "usage: ds4-quantize IN.gguf OUT.gguf --type NAME [options]   (or: IN.gguf OUT.gguf NAME [THREADS])",
 }
@@ -24,12 +25,14 @@ _ABOUT = {
     "ds4": "Run a GGUF model: with a prompt it answers and leaves, without one it chats.",
     "ds4-bench": "Measure prefill and decode speed of a GGUF model at growing context lengths.",
     "ds4-download": "Get a model: by its name in the list, from a repository of the hub (hf:REPO[:QUANT]), or the small demo.",
+    "ds4-server": "Serve a GGUF model over HTTP: OpenAI's Chat Completions, Completions and Responses, Anthropic's Messages.",
     "ds4-convert": "Turn a folder of config.json, safetensors and tokenizer files into one GGUF file.",
     "ds4-quantize": "Make a smaller GGUF file of one: choose a type for every matrix and encode the weights again.",
 }
 _DEFAULT = {
     "ds4": ("runtime", "sampling"),
     "ds4-bench": ("runtime", "benchmark"),
+    "ds4-server": ("api", "runtime", "sampling", "kv-cache"),
     "ds4-convert": ("convert",),
     "ds4-download": ("download",),
     "ds4-quantize": ("quantize",),
@@ -43,6 +46,8 @@ _TITLES = {
     "distributed": "Several machines",
     "llama.cpp": "Accepted and without effect, since it is always so",
     "benchmark": "Benchmark",
+    "api": "Serving",
+    "kv-cache": "Prompts kept warm",
     "convert": "Conversion",
     "download": "Download",
     "quantize": "Quantisation",

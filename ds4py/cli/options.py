@@ -13,7 +13,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from ds4py.cli.option import Option, Range, Value
-from ds4py.cli.tables import bench, convert, diagnostics, download, elsewhere, quantize, runtime, sampling, speculation
+from ds4py.cli.tables import bench, convert, diagnostics, download, elsewhere, quantize, runtime, sampling, server, speculation
 
 __all__ = [
     "EXCLUSIVE",
@@ -41,6 +41,7 @@ OPTIONS: tuple[Option, ...] = (
     *bench.ROWS,
     *convert.ROWS,
     *quantize.ROWS,
+    *server.ROWS,
 )
 
 # Pages of --help, in the order of the "all" page. "commands" is the REPL's and has no rows.
@@ -50,6 +51,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "ds4-convert": ("convert",),
     "ds4-download": ("download",),
     "ds4-quantize": ("quantize",),
+    "ds4-server": ("api", "runtime", "sampling", "speculation", "kv-cache", "steering", "distributed", "llama.cpp"),
 }
 
 # How many arguments a command takes that belong to no option; 0 for a command that is not here.
@@ -57,6 +59,12 @@ WORDS: Mapping[str, int] = {"ds4-convert": 1, "ds4-download": 1, "ds4-quantize":
 
 # Options of which a command line holds at most one, by command.
 EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "ds4-server": (
+        ("--chat-template", "--chat-template-file"),
+        ("--cpu", "--backend"),
+        ("--model", "--hf-repo"),
+        ("--spec-synth-len", "--spec-synth-rates"),
+    ),
     "ds4": (
         ("--prompt", "--prompt-file", "--perplexity-file"),
         ("--raw", "--prefix-file"),

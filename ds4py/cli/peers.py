@@ -5,10 +5,11 @@ one function times them. A process each makes peak memory honest and lets one en
 
 What is timed. load: opening the file until the first token could be evaluated, imports excluded. first token: straight
 after loading, a prompt of 32 tokens until the next token is known. pp N: N prompt tokens evaluated, no logits. tg N: N tokens
-chosen greedily one by one after the 32-token prompt, evaluation and argmax included. llama.cpp is driven through its C interface
-(llama_decode on a batch) and its argmax is numpy's over the logits in place, so that no Python per-token work of a binding counts
-against it; ds4py is driven through `Session.sync` and `Session.generate`. Both have f16 keys and values, the same number of
-threads, the same context. Token ids are the text's own, since llama.cpp's speed does not depend on them.
+chosen greedily one by one after the 32-token prompt, or at a depth (that many tokens before it), evaluation and argmax included.
+verify N: one forward call over N rows that gives all their logits, after 128 tokens; then the rows are taken back. llama.cpp is
+driven through its C interface (llama_decode on a batch) and its argmax is numpy's over the logits in place, so that no Python
+per-token work of a binding counts against it; ds4py is driven through `Session.sync` and `Session.generate`. Both have f16 keys
+and values, the same number of threads, the same context. Token ids are the text's own, since speeds do not depend on them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,12 +26,15 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 N_FIRST = 32  # prompt tokens of the first-token and decode measurements
-REPEATS = 3  # of each prefill; the median counts
+N_VERIFY = 128  # ... and of the verify measurements
+LONG_PREFILL = 1024  # prompts from here on are read once; shorter ones REPEATS times, and the median counts
+REPEATS = 3
+VERIFY_REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run. `ids` holds at least max(prefill, N_FIRST) + 1 tokens."""
+    """What to run. `ids` holds one token more than the longest of prefill, depths, N_FIRST and N_VERIFY + verify."""
 
     model: str
     ids: tuple[int, ...]
@@ -39,6 +43,8 @@ class Job:
     prefill: tuple[int, ...]
     decode: int
     backend: str = "auto"
+    depths: tuple[int, ...] = ()  # ascending: tokens before a decode, beside the one after N_FIRST
+    verify: tuple[int, ...] = ()  # rows of a forward call
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Figures:
     load_s: float
     first_token_ms: float
     prefill_tps: tuple[float, ...]  # in the order of Job.prefill
-    decode_tps: float
+    decode_tps: tuple[float, ...]  # after N_FIRST tokens, then in the order of Job.depths
+    verify_ms: tuple[float, ...]  # in the order of Job.verify
     peak_mb: float  # 10^6 bytes resident at most, of the whole process
     info: str
 
@@ -62,8 +69,16 @@ class Peer(Protocol):
         """From an empty context, evaluate all of `ids`; `following` is the token that comes after them."""
         ...
 
+    def extend(self, ids: Sequence[int], following: int) -> None:
+        """The same without emptying the context first: what stands there already of `ids` need not be evaluated again."""
+        ...
+
     def decode(self, n: int) -> list[int]:
         """After a prefill: evaluate its following token, choose greedily, and so on until `n` tokens are chosen."""
+        ...
+
+    def verify(self, ids: Sequence[int]) -> None:
+        """Evaluate `ids` after what stands there and have the logits of each; then take them back."""
         ...
 
 
@@ -87,10 +102,21 @@ class Ds4py:
 
     def prefill(self, ids: Sequence[int], following: int) -> None:
         self._session.rewind(0)
+        self.extend(ids, following)
+
+    def extend(self, ids: Sequence[int], following: int) -> None:
         self._session.sync([*ids, following])  # a session evaluates all but its last token
 
     def decode(self, n: int) -> list[int]:
         return [token for step in self._session.generate(n) for token in step.tokens]
+
+    def verify(self, ids: Sequence[int]) -> None:
+        from ds4py.protocols import Span
+
+        state = self._session.state
+        pos = state.pos
+        self._session.model.forward([Span(state, ids, n_logits=len(ids))])
+        state.truncate(pos)
 
 
 class LlamaCpp:
@@ -121,36 +147,58 @@ class LlamaCpp:
             raise RuntimeError("llama.cpp could not make a context")
         self._batch = llama_cpp.llama_batch_init(job.n_ctx, 0, 1)
         self._n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._pos = self._last = 0
+        self._ids: list[int] = []  # that stand in the context
+        self._last = 0
         self.info = f"llama-cpp-python {llama_cpp.__version__}: {llama_cpp.llama_print_system_info().decode().strip(' |')}"
 
     def prefill(self, ids: Sequence[int], following: int) -> None:
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), True)
-        self._pos = 0
-        self._evaluate(ids, logits=False)
+        self._ids.clear()
+        self.extend(ids, following)
+
+    def extend(self, ids: Sequence[int], following: int) -> None:
+        common = next((i for i, (a, b) in enumerate(zip(self._ids, ids, strict=False)) if a != b), min(len(self._ids), len(ids)))
+        if not self._take_back(common):
+            self.prefill(ids, following)
+            return
+        if common < len(ids):  # it refuses to evaluate nothing
+            self._evaluate(ids[common:], n_logits=0)
         self._c.llama_synchronize(self._context)
         self._last = following
 
     def decode(self, n: int) -> list[int]:
         chosen: list[int] = []
         for _ in range(n):
-            self._evaluate([self._last], logits=True)
+            self._evaluate([self._last], n_logits=1)
             row = self._c.llama_get_logits_ith(self._context, -1)
             self._last = int(self._np.ctypeslib.as_array(row, (self._n_vocab,)).argmax())
             chosen.append(self._last)
         return chosen
 
-    def _evaluate(self, ids: Sequence[int], logits: bool) -> None:
-        batch = self._batch
+    def verify(self, ids: Sequence[int]) -> None:
+        n = len(self._ids)
+        self._evaluate(ids, n_logits=len(ids))
+        self._c.llama_get_logits_ith(self._context, -1)  # waits until they are there
+        if not self._take_back(n):
+            raise RuntimeError("llama.cpp could not take back the rows of a verify")
+
+    def _take_back(self, n: int) -> bool:
+        """Whether the context could be cut to its first `n` tokens."""
+        if n < len(self._ids) and not self._c.llama_memory_seq_rm(self._c.llama_get_memory(self._context), 0, n, -1):
+            return False
+        del self._ids[n:]
+        return True
+
+    def _evaluate(self, ids: Sequence[int], n_logits: int) -> None:
+        batch, pos = self._batch, len(self._ids)
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, self._pos + i, 1, False
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, pos + i, 1, i >= len(ids) - n_logits
             batch.seq_id[i][0] = 0
-        batch.logits[len(ids) - 1] = logits
         status = self._c.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode gave {status}")
-        self._pos += len(ids)
+        self._ids += ids
 
 
 PEERS: dict[str, type[Ds4py] | type[LlamaCpp]] = {"ds4py": Ds4py, "llama.cpp": LlamaCpp}
@@ -165,18 +213,40 @@ def measure(kind: type[Ds4py] | type[LlamaCpp], job: Job) -> Figures:
     peer.prefill(job.ids[:N_FIRST], job.ids[N_FIRST])
     peer.decode(1)
     first = time.perf_counter() - loaded
-    speeds = tuple(statistics.median(_prefill_tps(peer, job, n) for _ in range(REPEATS)) for n in job.prefill)
+    peer.prefill(job.ids[:N_VERIFY], job.ids[N_VERIFY])
+    verify = tuple(_verify_ms(peer, job, n) for n in job.verify)
+    speeds = tuple(_prefill_tps(peer, job, n) for n in job.prefill)
     peer.prefill(job.ids[:N_FIRST], job.ids[N_FIRST])
-    before = time.perf_counter()
-    n_chosen = len(peer.decode(job.decode))
-    decode_tps = n_chosen / (time.perf_counter() - before)
-    return Figures(loaded - begun, 1000 * first, speeds, decode_tps, peak_mb(), peer.info)
+    decode = [_decode_tps(peer, job.decode)]
+    for depth in job.depths:
+        peer.extend(job.ids[:depth], job.ids[depth])
+        decode.append(_decode_tps(peer, job.decode))
+    return Figures(loaded - begun, 1000 * first, speeds, tuple(decode), verify, peak_mb(), peer.info)
 
 
 def _prefill_tps(peer: Peer, job: Job, n: int) -> float:
+    return n / statistics.median(
+        _seconds(lambda: peer.prefill(job.ids[:n], job.ids[n])) for _ in range(REPEATS if n < LONG_PREFILL else 1)
+    )
+
+
+def _decode_tps(peer: Peer, n: int) -> float:
     before = time.perf_counter()
-    peer.prefill(job.ids[:n], job.ids[n])
-    return n / (time.perf_counter() - before)
+    n_chosen = len(peer.decode(n))
+    return n_chosen / (time.perf_counter() - before)
+
+
+def _verify_ms(peer: Peer, job: Job, n: int) -> float:
+    """The first run, which may have to prepare for this number of rows, does not count."""
+    rows = job.ids[N_VERIFY : N_VERIFY + n]
+    peer.verify(rows)
+    return 1000 * statistics.median(_seconds(lambda: peer.verify(rows)) for _ in range(VERIFY_REPEATS))
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    before = time.perf_counter()
+    work()
+    return time.perf_counter() - before
 
 
 def peak_mb() -> float:

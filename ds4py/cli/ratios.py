@@ -1,8 +1,9 @@
 """From the figures of two engines to a table of ratios that can be trusted, and what a reader must know beside it.
 
 The invariant: a ratio above 1 means that ds4py is better, whatever the figure (speeds are divided ours / theirs, times and memory
-theirs / ours). A ratio is formed inside a round, where both engines met the same machine; its median is shown with the smallest
-and the largest, since a ratio without its spread says nothing on a shared machine.
+theirs / ours; what several rows cost is also given as a multiple of one row, and that is compared too). A ratio is formed inside
+a round, where both engines met the same machine; its median is shown with the smallest and the largest, since a ratio without
+its spread says nothing on a shared machine.
 
 llama.cpp compiled without AMX, on a processor that has it, is not the fastest that llama.cpp can be there. Where the gap between
 the two builds was measured it is divided out, and the table says so.
@@ -14,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ds4py.cli.peers import Figures
+from ds4py.cli.peers import Figures, Job
 
 Gains = tuple[float, float]  # (decode, prefill): what a ratio of speeds is divided by
 
@@ -56,17 +57,32 @@ def amx_gains(n_bytes: int, info: str, flags: frozenset[str]) -> Gains | None:
     return AMX_GAIN.get(n_bytes) if lacks_amx(info, flags) else None
 
 
-def summarise(ours: Sequence[Figures], theirs: Sequence[Figures], n_prefill: Sequence[int], gains: Gains) -> list[Line]:
+def summarise(ours: Sequence[Figures], theirs: Sequence[Figures], job: Job, gains: Gains) -> list[Line]:
     """Medians and ratios of rounds (`ours[i]` and `theirs[i]` ran in the same one); speeds are divided by the gains."""
     decode, prefill = gains
     lines = [
         _speed(f"pp{n}", [f.prefill_tps[i] for f in ours], [f.prefill_tps[i] for f in theirs], prefill)
-        for i, n in enumerate(n_prefill)
+        for i, n in enumerate(job.prefill)
     ]
-    lines.append(_speed("decode", [f.decode_tps for f in ours], [f.decode_tps for f in theirs], decode))
+    for i, where in enumerate(["", *(f" at {depth}" for depth in job.depths)]):
+        lines.append(
+            _speed(f"tg{job.decode}{where}", [f.decode_tps[i] for f in ours], [f.decode_tps[i] for f in theirs], decode)
+        )
     lines.append(_cost("load", "s", [f.load_s for f in ours], [f.load_s for f in theirs]))
     lines.append(_cost("first token", "ms", [f.first_token_ms for f in ours], [f.first_token_ms for f in theirs]))
     lines.append(_cost("peak memory", "MB", [f.peak_mb for f in ours], [f.peak_mb for f in theirs]))
+    return lines + verify_lines(ours, theirs, job.verify)
+
+
+def verify_lines(ours: Sequence[Figures], theirs: Sequence[Figures], rows: Sequence[int]) -> list[Line]:
+    """What a forward over several rows takes: in ms, and as a multiple of the first number of rows (one), which says what a
+    draft costs."""
+    lines = []
+    for i, n in enumerate(rows):
+        lines.append(_cost(f"verify {n}", "ms", [f.verify_ms[i] for f in ours], [f.verify_ms[i] for f in theirs]))
+    for i, n in enumerate(rows[1:], 1):
+        times = [[f.verify_ms[i] / f.verify_ms[0] for f in figures] for figures in (ours, theirs)]
+        lines.append(_cost(f"verify {n}", f"x {rows[0]} row", *times))
     return lines
 
 

@@ -17,7 +17,7 @@ from ds4py.engine.session import Limits, Progress, Session, SessionOptions
 from ds4py.errors import ResourceError, UsageError
 from ds4py.gguf import GgufFile, NumberArray
 from ds4py.gguf.identity import identity
-from ds4py.protocols import Kernels, Model
+from ds4py.protocols import Draws, Kernels, Model
 
 DEFAULT_CTX = 32768
 UNUSED = 5  # a token type of the format
@@ -78,7 +78,8 @@ class Engine:
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile, self.n_tokens)
+        compiled = self.kernels if isinstance(self.kernels, Draws) else None
+        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile, self.n_tokens, compiled)
 
     def session(self, options: SessionOptions | None = None) -> Session:
         """An empty session. Raises UsageError for settings that can never be obeyed, ResourceError if memory is short."""

@@ -11,7 +11,8 @@ times slower in numpy, where nothing here needs its longer period) and numpy's o
 at an id).
 
 The upper 32 bits r give u = (r + 1/2) / 2^32 and g = -log(-log u), formed in float64, where u and 1 - u are exact. So g lies in
-[LOWEST, HIGHEST], about [-3.13, 22.87]: that no token can jump further is what makes exact pruning possible (sampling.py).
+[LOWEST, HIGHEST], about [-3.13, 22.87]: that no token can jump further is what makes exact pruning possible (sampling.py). The
+logarithm is our own (kernels/exact.py), so that compiled code and every machine form the same bits.
 """
 
 from __future__ import annotations
@@ -20,18 +21,12 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from ds4py.kernels.exact import F64, GOLDEN, MUL_1, MUL_2, U64, gumbel, random_bits
 from ds4py.protocols import I64
 
-F64 = npt.NDArray[np.float64]
-U64 = npt.NDArray[np.uint64]
+__all__ = ["F64", "HIGHEST", "LOWEST", "Noise", "U64", "bits_reaching", "fold", "gumbel_of", "mix"]
 
 _MASK: Final = (1 << 64) - 1
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: splitmix64's step from one output to the next
-_MUL_1: Final = 0xBF58476D1CE4E5B9
-_MUL_2: Final = 0x94D049BB133111EB
 
 LOWEST: Final = -math.log(-math.log(0.5 / 2**32)) - 1e-9  # of any noise; the margin covers a last-bit difference of log
 HIGHEST: Final = -math.log(-math.log1p(-0.5 / 2**32)) + 1e-9
@@ -39,8 +34,8 @@ HIGHEST: Final = -math.log(-math.log1p(-0.5 / 2**32)) + 1e-9
 
 def mix(x: int) -> int:
     """splitmix64's finaliser: a bijection of 64-bit integers in which every input bit changes half of the output bits."""
-    x = ((x ^ (x >> 30)) * _MUL_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MUL_2) & _MASK
+    x = ((x ^ (x >> 30)) * MUL_1) & _MASK
+    x = ((x ^ (x >> 27)) * MUL_2) & _MASK
     return x ^ (x >> 31)
 
 
@@ -48,7 +43,7 @@ def fold(*parts: int) -> int:
     """A 64-bit key of several integers (each taken modulo 2^64), order included."""
     key = 0
     for part in parts:
-        key = mix((key + _GOLDEN + (part & _MASK)) & _MASK)
+        key = mix((key + GOLDEN + (part & _MASK)) & _MASK)
     return key
 
 
@@ -60,19 +55,13 @@ class Noise:
     choice: int = 0
     epoch: int = 0
 
+    def key(self, pos: int) -> int:
+        """Where the generator of position `pos` starts: 64 bits."""
+        return fold(self.seed, self.choice, self.epoch, pos)
+
     def bits(self, pos: int, ids: I64) -> U64:
         """32 random bits r, uint64 [n] below 2^32, of the token ids [n] at position `pos`."""
-        key = fold(self.seed, self.choice, self.epoch, pos)
-        x = ids.astype(np.uint64)  # numpy's unsigned products wrap: the arithmetic modulo 2^64 that is wanted
-        x *= np.uint64(_GOLDEN)
-        x += np.uint64((key + _GOLDEN) & _MASK)
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(_MUL_1)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(_MUL_2)
-        x ^= x >> np.uint64(31)
-        x >>= np.uint64(32)
-        return x
+        return random_bits(self.key(pos), ids)
 
     def gumbel(self, pos: int, ids: I64) -> F64:
         """Standard Gumbel noise, float64 [n], of the token ids [n] at position `pos`."""
@@ -80,8 +69,8 @@ class Noise:
 
 
 def gumbel_of(bits: U64) -> F64:
-    """The noise g, float64 [n], that belongs to random bits r [n]; rises with r."""
-    return -np.log(-np.log((bits.astype(np.float64) + 0.5) * 2.0**-32))
+    """The noise g, float64 [n], that belongs to random bits r [n]."""
+    return gumbel(bits)
 
 
 def bits_reaching(level: float) -> int:

@@ -34,6 +34,7 @@ from ds4py.protocols import (
     AcceptRule,
     DepthPolicy,
     Drafter,
+    Draws,
     Model,
     Pass,
     SamplingParams,
@@ -56,6 +57,7 @@ class Limits:
     max_rows: int  # of one forward call
     prefill_tile: int  # 0: prompts take the row path
     n_tokens: int | None = None  # ids from there on pad the vocabulary and are never drawn
+    compiled: Draws | None = None  # draws tokens instead of engine/sampling.py
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Session:
         self.state = model.new_state(limits.n_ctx, slack=limits.max_rows)
         self.tokens: list[int] = []
         schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, model.vocab_size)
-        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), limits.n_tokens)
+        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), limits.n_tokens, limits.compiled)
         self.stop_ids = options.stop_ids
         self.drafter: Drafter = options.drafter or NoDrafter()
         self.depth: DepthPolicy = options.depth or FixedDepth(4 if options.drafter else 0)
@@ -153,6 +155,28 @@ class Session:
 
         Its drafter is told the tokens without taps. Memory for a third copy of the state is needed for a moment."""
         other = Session(self.model, self.limits, replace(options, epoch=self.sampler.noise.epoch + 1))
+        other.state.restore(self.state.snapshot())
+        other.adopt(self.tokens)
+        return other
+
+    def renew(self, options: SessionOptions) -> None:
+        """Go on under other settings, with new statistics; tokens and state stay. A drafter that is not the present one is told
+        the tokens, without taps."""
+        schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, self.model.vocab_size)
+        self.settle()
+        for token in self.tokens:
+            schedule.push(token)
+        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), self.limits.n_tokens)
+        self.stop_ids, self.rule, self.trace, self.stats = options.stop_ids, options.rule, options.trace, SpecStats()
+        self.depth = options.depth or FixedDepth(4 if options.drafter else 0)
+        drafter = options.drafter or NoDrafter()
+        if drafter is not self.drafter:
+            drafter.observe(self.tokens[: self.state.pos], {})
+            self.drafter = drafter
+
+    def twin(self) -> Session:
+        """A session of the same tokens and state, without a drafter, to be renewed."""
+        other = Session(self.model, self.limits, SessionOptions())
         other.state.restore(self.state.snapshot())
         other.adopt(self.tokens)
         return other

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ds4py.chat import Called, Event, ReplyStream, Stop, ThinkTags, collect
+from ds4py.chat import Called, CallEnd, Event, ReplyStream, Stop, ThinkTags, collect
 from ds4py.chat.formats.tagged import TaggedCalls
 from ds4py.protocols import Timeline
 from ds4py.tokenizer import Tokenizer
@@ -69,13 +69,16 @@ def test_talk_about_markup_in_reasoning_is_reasoning(scripted: Scripted) -> None
     assert (reply.reasoning, reply.text, stream.stray_call) == ("a <tool_call> tag is <tool_c fine", "ok", None)
 
 
-def test_where_the_answer_begins_and_how_many_ids_a_call_took(scripted: Scripted) -> None:
-    pieces = ["<think>", "p", "</think>", "\n\n", "Look", *CALL, "\n"]
+def test_what_was_sampled_comes_back_whole(scripted: Scripted) -> None:
+    pieces = ["<think>", "p", "</think>", "\n\nLo", "ok", *CALL, "\n"]
     tokenizer, ids = scripted(pieces)
     stream = stream_of(tokenizer)
     events = [event for token in ids for event in stream.push(token)] + stream.finish("stop")
-    end = next(event.end for event in events if hasattr(event, "end"))
-    assert stream.answer_at == 4 and stream.ids_of(end) == len(pieces) - 1
+    end = next(event.end for event in events if isinstance(event, CallEnd))
+    assert stream.ids_of(end) == len(pieces) - 1
+    segments = stream.sampled(end).segments
+    assert "".join(text for text, _ in segments) == "Look" + "".join(CALL)
+    assert [text for text, is_control in segments if is_control] == ["<tool_call>"]  # its closing tag was spelled
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

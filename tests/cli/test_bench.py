@@ -171,23 +171,56 @@ def test_own_text_is_long_and_varied() -> None:
 
 
 def figures(speed: float, seconds: float = 1.0) -> Figures:
-    return Figures(seconds, 10 * seconds, (speed, 2 * speed), speed, 100 * seconds, "info")
+    times = (10 * seconds, 15 * seconds, 20 * seconds)
+    return Figures(seconds, 10 * seconds, (speed, 2 * speed), (speed, speed / 2), times, 100 * seconds, "info")
+
+
+VERIFIED = ["verify 1", "verify 2", "verify 8", "verify 2", "verify 8"]
+JOB = Job("m.gguf", (1, 2, 3), 2, 64, (128, 512), 128, "auto", (2048,), (1, 2, 8))
 
 
 def test_ratios_are_formed_inside_rounds() -> None:
     """Both engines slow down together in round two: the ratio does not move, though the medians of the speeds would."""
-    lines = summarise([figures(100), figures(10), figures(90)], [figures(50), figures(5), figures(60)], (128, 512), (1.0, 1.0))
+    lines = summarise([figures(100), figures(10), figures(90)], [figures(50), figures(5), figures(60)], JOB, (1.0, 1.0))
     by_name = {line.name: line for line in lines}
-    assert list(by_name) == ["pp128", "pp512", "decode", "load", "first token", "peak memory"]
-    decode = by_name["decode"]
+    speeds = ["pp128", "pp512", "tg128", "tg128 at 2048"]
+    assert [line.name for line in lines] == [*speeds, "load", "first token", "peak memory", *VERIFIED]
+    assert by_name["tg128 at 2048"].ours == 45
+    decode = by_name["tg128"]
     assert (decode.ours, decode.theirs) == (90, 50)
     assert (decode.ratio, decode.low, decode.high) == (2.0, 1.5, 2.0)
 
 
 def test_costs_are_turned_round_and_gains_divide_speeds_only() -> None:
-    lines = {line.name: line for line in summarise([figures(100, 1)], [figures(50, 3)], (128, 512), (2.0, 4.0))}
-    assert lines["decode"].ratio == 1.0 and lines["pp512"].ratio == 0.5
+    lines = {line.name: line for line in summarise([figures(100, 1)], [figures(50, 3)], JOB, (2.0, 4.0))}
+    assert lines["tg128"].ratio == lines["tg128 at 2048"].ratio == 1.0 and lines["pp512"].ratio == 0.5
     assert lines["load"].ratio == lines["peak memory"].ratio == 3.0
+
+
+def test_verify_is_compared_in_ms_and_as_a_multiple_of_one_row() -> None:
+    """An engine that is three times slower at everything pays the same multiple."""
+    lines = summarise([figures(100, 1)], [figures(50, 3)], JOB, (1.0, 1.0))[-5:]
+    assert [(line.name, line.unit, line.ours, line.ratio) for line in lines] == [
+        ("verify 1", "ms", 10, 3), ("verify 2", "ms", 15, 3), ("verify 8", "ms", 20, 3),
+        ("verify 2", "x 1 row", 1.5, 1), ("verify 8", "x 1 row", 2, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "prefill", "depths", "n_ctx"),
+    [
+        ([], (128, 512, 2048), (2048, 8191 - 128), 8192),
+        (["--ctx-max", "3000"], (128, 512, 2048), (2048, 3000 - 129), 3072),
+        (["--ctx-max", "600", "--gen-tokens", "8"], (128, 512), (600 - 9,), 768),
+        (["--ctx-max", "1", "--gen-tokens", "8"], (128,), (), 256),
+    ],
+)
+def test_the_comparison_goes_as_far_as_the_context(
+    smollm2_path: Path, args: list[str], prefill: tuple[int, ...], depths: tuple[int, ...], n_ctx: int
+) -> None:
+    job = compare.make_job(open_gguf(smollm2_path), parse("ds4-bench", args), "One, two, three. ")
+    assert (job.prefill, job.depths, job.n_ctx) == (prefill, depths, n_ctx)
+    assert len(job.ids) > max(*prefill, *depths, 128 + 16) and job.verify[0] == 1 and job.verify[-1] == 16
 
 
 def test_gains_need_a_build_without_amx_on_a_processor_with_it() -> None:
@@ -212,7 +245,7 @@ def test_busy_share_sees_another_process() -> None:
 
 
 def test_table_is_markdown() -> None:
-    rows = table(summarise([figures(100)], [figures(40)], (128, 512), (1.0, 1.0)))
+    rows = table(summarise([figures(100)], [figures(40)], JOB, (1.0, 1.0)))
     assert len({len(row) for row in rows}) == 1 and all(row.count("|") == 6 for row in rows)
     assert "2.50" in rows[2] and "2.50-2.50" in rows[2]
 
@@ -244,10 +277,11 @@ def test_without_llama_cpp_it_says_so(
 
 
 def test_peer_measures_our_engine(smollm2_path: Path, tmp_path: Path) -> None:
-    job = Job(str(smollm2_path), tuple(range(1000, 1070)), 2, 256, (40, 64), 4)
+    job = Job(str(smollm2_path), tuple(range(1000, 1150)), 2, 256, (40, 64), 4, "auto", (70, 90), (1, 2))
     (tmp_path / "job.json").write_text(json.dumps(job.__dict__))
     found = compare.run_peer("ds4py", tmp_path / "job.json")
-    assert len(found.prefill_tps) == 2 and min(found.prefill_tps) > 0 and found.decode_tps > 0 and found.load_s > 0
+    assert len(found.prefill_tps) == len(found.verify_ms) == 2 and len(found.decode_tps) == 3 and found.load_s > 0
+    assert min(*found.prefill_tps, *found.verify_ms, *found.decode_tps) > 0
     assert 98 < found.peak_mb < 5000 and found.info.startswith("kernels cpu")
 
 
@@ -263,6 +297,10 @@ def test_both_engines_do_the_same_work(smollm2_path: Path) -> None:
         for _ in range(2):  # the second time on a used context
             peer.prefill(ids[:31], ids[31])  # after this token the best logit leads by 2.7, far above any rounding
             chosen.append(peer.decode(3))
+        peer.extend(ids[:20], ids[20])  # shorter, then longer again: what stands there is reused
+        peer.verify(ids[20:25])  # and taken back
+        peer.extend(ids[:31], ids[31])
+        assert peer.decode(3) == chosen[-1]
     assert chosen[0] == chosen[1] and chosen[2] == chosen[3]
     assert chosen[0][0] == chosen[2][0]
 

@@ -3,14 +3,12 @@ that the engine runs."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from draft_tools import tool
 from tiny_models import make_tiny, tiny_gguf
 
 from ds4py.errors import UsageError
@@ -19,16 +17,7 @@ from ds4py.kernels.reference import ReferenceKernels
 from ds4py.models import load_model
 from ds4py.protocols import Span
 
-TOOLS = Path(__file__).parents[2] / "gguf-tools"
 IDS = list(range(40))
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_layers_are_kept_as_stored_under_new_numbers(tmp_path: Path) -> None:
@@ -82,7 +71,7 @@ def test_training_starts_from_the_targets_residual_and_learns(tmp_path: Path) ->
     for seed in range(8):
         ids = np.random.default_rng(seed).integers(0, 258, 24).tolist()
         out = model.forward([Span(model.new_state(32, 4), ids, n_logits=24)], taps=(1, 3))
-        texts.append(distil.Text(ids, out.taps[1].copy(), out.taps[3].copy()))
+        texts.append(distil.Text(ids, np.stack([out.taps[1], out.taps[3]])))
     norm, head = torch.from_numpy(distil.values(g, "output_norm.weight")), torch.from_numpy(distil.values(g, "token_embd.weight"))
     whole = distil.LastLayers(g, 2)
     assert distil._loss(whole, texts, norm, head)[0].item() < 1e-4
@@ -99,6 +88,6 @@ def test_training_starts_from_the_targets_residual_and_learns(tmp_path: Path) ->
     net = load_model(done, ReferenceKernels(), kv_dtype="float32")
     ours = net.forward([Span(net.new_state(32, 4), ids, n_logits=24)], taps=(2,)).taps[2].copy()
     with torch.no_grad():
-        want = draft(torch.from_numpy(texts[0].start)[None].float())[0].numpy()
+        want = draft(torch.from_numpy(texts[0].taps[0])[None].float())[0].numpy()
     normed = ours / np.sqrt((ours**2).mean(-1, keepdims=True) + draft.eps) * distil.values(done, "output_norm.weight")
     np.testing.assert_allclose(normed, want, atol=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,21 @@ def test_a_mask_row_in_a_pickle_is_refused(target: Path, tmp_path: Path) -> None
 
 def test_config_is_json(tmp_path: Path) -> None:
     assert json.dumps(save_draft("deepspec", tmp_path / "draft").config)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_llama_cpp_loads_the_file(layout: str, target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The model, that is: a context of a draft needs its target's beside it. A tensor or key too few or too many is refused."""
+    import llama_cpp
+
+    g = convert(save_draft(layout, tmp_path / "draft"), target)
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(str(g.path).encode(), llama_cpp.llama_model_default_params())
+    told = capfd.readouterr().err
+    assert model, told
+    try:
+        assert llama_cpp.llama_model_n_params(model) == sum(int(np.prod(t.shape)) for t in g.tensors.values())
+        assert llama_cpp.llama_model_n_embd(model) == 64
+    finally:
+        llama_cpp.llama_model_free(model)

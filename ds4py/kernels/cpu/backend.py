@@ -17,12 +17,13 @@ from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
 from ds4py.kernels.cpu import iq2, matmul
 from ds4py.kernels.cpu.compile import Builder, Library
+from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
 from ds4py.kernels.cpu.packed import Packed
 from ds4py.kernels.cpu.recorder import Buffer, Pool, Program, Recorder
 from ds4py.kernels.cpu.target import Target, target_for
 from ds4py.kernels.cpu.weights import CpuWeight
-from ds4py.protocols import F32, Ops, Out, Rope, Rows
+from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams
 from ds4py.quants import decode
 
 ROPE_CHUNK = 1024  # positions by which a rotary table grows
@@ -61,6 +62,7 @@ class CpuKernels:
         self._given: dict[int, F32] = {}  # width -> [max_rows, width]
         self._iq2_tables = iq2.tables()
         self.iq2_tables = int(self._iq2_tables.ctypes.data)
+        self._drawer = Drawer(self.kernel)
         self._scratch = np.zeros(0, np.float32)
         self._scratch_cells = np.zeros(2, np.int64)  # address, bytes per thread
         self.scratch_cell = int(self._scratch_cells.ctypes.data)
@@ -96,6 +98,10 @@ class CpuKernels:
         self.executor.run(program.ops)
         spans = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1))
         return Out(program.logits, spans.tolist(), program.taps)
+
+    def draw(self, row: F32, params: SamplingParams, key: int) -> int:
+        """protocols.Draws: engine/sampling.py in machine code."""
+        return self._drawer(row, params, key)
 
     def observe(self) -> dict[str, np.ndarray]:
         """From now on, sum the squares of the inputs of every product: tensor name -> f64 [K + 1], the last item counts rows.

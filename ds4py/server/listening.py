@@ -1,0 +1,98 @@
+"""Listening: uvicorn with time limits for clients that send slowly, and an orderly end.
+
+uvicorn bounds the size of a request's head but not the time it may take, so a connection that has sent no whole head is closed
+after a while: its protocol class gets that one timer. When a signal asks the server to leave, the worker is closed first: streams
+end with an error of their API instead of a torn connection, and the sockets follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ds4py.errors import ResourceError
+
+_HEAD_SECONDS: Final = 10.0  # for a whole request head
+_MOST: Final = 1000  # connections
+_HEAD_BYTES: Final = 64 << 10
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with a time limit for the head of a request."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self._deadline is not None and self.cycle is not before:
+            self._deadline.cancel()
+            self._deadline = None
+        elif self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)  # the head of a next request has begun
+
+    def _too_slow(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells `leaving` when a signal asks it to go."""
+
+    leaving: Callable[[], None] = staticmethod(lambda: None)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.leaving()
+        super().handle_exit(sig, frame)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ResourceError with the address if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(512)
+    except OSError as error:
+        made.close()
+        raise ResourceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return made
+
+
+def serve(app: ASGIApp, at: socket.socket, leaving: Callable[[], None]) -> None:
+    """Serve until a signal. `leaving` is called once, from any thread's signal, when it is time to go."""
+    config = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_MOST,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+        timeout_graceful_shutdown=3,
+        proxy_headers=False,
+    )
+    server = _Server(config)
+    server.leaving = leaving
+    server.run(sockets=[at])

@@ -1,0 +1,202 @@
+"""From a request to what the engine needs: ids, settings, a grammar, and how the reply is to be read.
+
+All that can be refused is refused here, before a stream begins and before a place in the queue is taken: a conversation that the
+template cannot write, a prompt that does not fit the context (with both numbers), a grammar or a bias that cannot be obeyed. It
+runs beside the engine's thread and touches nothing of it.
+
+A grammar and thinking: where the prompt leaves the model inside its reasoning, the grammar begins behind the closing tag; where
+the model would have to open it itself, it is told not to think, since no mask could know whether it will.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, Final
+
+from ds4py.chat import ChatFormat, ReplyStream
+from ds4py.chat.fitting import render_fitting
+from ds4py.chat.grammar import Grammar, GrammarCompiler
+from ds4py.chat.toolmode import ToolSchedule
+from ds4py.engine import FixedSchedule, Penalties, SessionOptions
+from ds4py.errors import Ds4Error, UnsupportedError
+from ds4py.protocols import SamplingParams, SamplingSchedule
+from ds4py.server.asked import Asked, Refusal, bad
+from ds4py.server.replays import Replays
+from ds4py.server.volatile import settled
+from ds4py.tokenizer import PromptText, Tokenizer
+
+_SEED: Final = 2**64
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where a request says nothing."""
+
+    params: SamplingParams = SamplingParams(1.0, 0, 1.0, 0.05)
+    penalties: Penalties = Penalties()
+    think: bool | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    move_dates: bool = True
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request, ready to be answered. `text`: None for a prompt of token ids."""
+
+    asked: Asked
+    ids: Sequence[int]
+    text: PromptText | None
+    inside_thinking: bool
+    params: SamplingParams
+    penalties: Penalties
+    seed: int
+    tools: Sequence[Mapping[str, Any]]  # whose calls are to be read
+    grammar: Grammar | None = None
+    after: int | None = None  # the grammar begins behind this token
+    max_tokens: int | None = None
+
+
+class Prompting:
+    """Makes prompts for one model; safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: ChatFormat, n_ctx: int, vocab_size: int, replays: Replays, defaults: Defaults):
+        self.tokenizer, self.chat, self.n_ctx, self.replays, self.defaults = tokenizer, chat, n_ctx, replays, defaults
+        self._vocab_size = vocab_size
+        self._compiler: GrammarCompiler | None = None
+        self._lock = Lock()
+
+    def prepare(self, asked: Asked) -> Prompt:
+        """Raises Refusal for what cannot be obeyed."""
+        try:
+            made = self._prepare(asked)
+            FixedSchedule(made.params, made.penalties, asked.sampling.bias, self._vocab_size)  # what it refuses is refused now
+        except UnsupportedError as error:
+            raise Refusal(501, str(error)) from error
+        except Ds4Error as error:
+            raise bad(str(error)) from error
+        n = len(made.ids)
+        if n >= self.n_ctx:
+            raise Refusal(
+                400,
+                f"the prompt has {n} tokens, but with its answer it may have {self.n_ctx}: shorten it, or serve with a larger -c",
+                code="context_length_exceeded",
+                param="messages",
+                numbers={"n_prompt_tokens": n, "n_ctx": self.n_ctx},
+            )
+        return made
+
+    def _prepare(self, asked: Asked) -> Prompt:
+        base, own = self.defaults.params, asked.sampling
+        params = SamplingParams(
+            base.temperature if own.temperature is None else own.temperature,
+            base.top_k if own.top_k is None else own.top_k,
+            base.top_p if own.top_p is None else own.top_p,
+            base.min_p if own.min_p is None else own.min_p,
+        )
+        usual = self.defaults.penalties
+        penalties = Penalties(
+            usual.repeat if own.repeat_penalty is None else own.repeat_penalty,
+            usual.frequency if own.frequency_penalty is None else own.frequency_penalty,
+            usual.presence if own.presence_penalty is None else own.presence_penalty,
+            usual.last_n,
+        )
+        seed = own.seed if own.seed is not None else self.defaults.seed
+        made = Prompt(
+            asked,
+            (),
+            None,
+            False,
+            params,
+            penalties,
+            secrets.randbits(64) if seed is None else seed % _SEED,
+            (),
+            max_tokens=asked.max_tokens if asked.max_tokens is not None else self.defaults.max_tokens,
+        )
+        return self._raw(made) if asked.prompt is not None else self._chat(made)
+
+    def _raw(self, made: Prompt) -> Prompt:
+        """A prompt that is continued as it is."""
+        given = made.asked.prompt
+        ids = self.tokenizer.encode(given, add_bos=True, special=True) if isinstance(given, str) else given or ()
+        if any(not 0 <= token < self._vocab_size for token in ids):
+            raise bad(f"prompt: token ids go from 0 to {self._vocab_size - 1}", "prompt")
+        grammar = self._compiled(*made.asked.grammar) if made.asked.grammar is not None else None
+        return replace(made, ids=ids, grammar=grammar)
+
+    def _chat(self, made: Prompt) -> Prompt:
+        asked, choice = made.asked, made.asked.choice
+        tools = () if choice.mode == "none" else asked.tools
+        if choice.names and choice.mode == "auto":
+            tools = tuple(tool for tool in tools if tool["function"]["name"] in choice.names)
+        grammar = self._grammar(asked, tools)
+        think = self.defaults.think if asked.think is None else asked.think
+        text = self._render(asked, tools, think)
+        inside, after = self.chat.opens_thinking(text), None
+        if grammar is not None and self.chat.think_tags is not None:
+            closing = self.tokenizer.encode(self.chat.think_tags.close, special=True)
+            if inside and len(closing) == 1:
+                after = closing[0]
+            elif think is not False:
+                text = self._render(asked, tools, False)
+                inside = self.chat.opens_thinking(text)
+        ids = self.tokenizer.encode_prompt(text)
+        return replace(made, ids=ids, text=text, inside_thinking=inside, tools=tools, grammar=grammar, after=after)
+
+    def _render(self, asked: Asked, tools: Sequence[Mapping[str, Any]], think: bool | None) -> PromptText:
+        messages = [self.replays.put_back(message) for message in asked.messages]
+        if self.defaults.move_dates:
+            messages = list(settled(messages))
+        return render_fitting(
+            lambda shape: self.chat.render(shape, tools=tools, think=think, effort=asked.effort), messages
+        )
+
+    def _grammar(self, asked: Asked, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:
+        if asked.grammar is not None:
+            return self._compiled(*asked.grammar)
+        if asked.choice.mode != "required":
+            return None
+        allowed = [tool for tool in tools if not asked.choice.names or tool["function"]["name"] in asked.choice.names]
+        return self._compiled("lark", self.chat.call_syntax.grammar(allowed, asked.choice.parallel))
+
+    def _compiled(self, kind: str, source: Any) -> Grammar:
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self.tokenizer)
+            return self._compiler.compile(kind, source)
+
+    def reader(self, prompt: Prompt) -> ReplyStream:
+        """What turns the ids of the reply into events."""
+        if prompt.asked.prompt is not None:
+            return ReplyStream(self.tokenizer, stop_strings=prompt.asked.stop)
+        syntax = self.chat.call_syntax if prompt.tools else None
+        return ReplyStream(
+            self.tokenizer,
+            stop_ids=self.chat.stop_ids,
+            stop_strings=(*self.chat.stop_strings, *prompt.asked.stop),
+            think_tags=self.chat.think_tags,
+            inside_thinking=prompt.inside_thinking,
+            calls=syntax.parser(prompt.tools) if syntax is not None else None,
+            syntax=syntax,
+        )
+
+    def options(self, prompt: Prompt, n_prompt: int) -> SessionOptions:
+        """How a session answers `prompt`, which has n_prompt tokens in it; without drafting."""
+        schedule: SamplingSchedule | None = None
+        if prompt.tools or prompt.grammar is not None:
+            schedule = FixedSchedule(prompt.params, prompt.penalties, prompt.asked.sampling.bias, self._vocab_size)
+            if prompt.tools:
+                schedule = ToolSchedule(schedule, self.reader(prompt), n_prompt)
+            if prompt.grammar is not None:
+                schedule = prompt.grammar.schedule(schedule, n_prompt, prompt.after)
+        return SessionOptions(
+            params=prompt.params,
+            penalties=prompt.penalties,
+            bias=prompt.asked.sampling.bias,
+            schedule=schedule,
+            seed=prompt.seed,
+            stop_ids=self.chat.stop_ids if prompt.asked.prompt is None else self.tokenizer.stop_ids,
+        )

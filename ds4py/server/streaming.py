@@ -1,0 +1,171 @@
+"""From a job's notices to bytes on a connection.
+
+The idea: the response is written by one coroutine that waits for the next notice, a client that goes away, or the moment when
+something must be said so that nobody along the way gives up: at most KEEPALIVE seconds pass without a byte, in the queue, while
+the prompt is read and while a call is held back alike. A client that reads nothing is waited for and then left. Whatever ends the
+coroutine, the job is cancelled if it has not ended by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from ds4py.chat import Event
+from ds4py.server.asked import Refusal
+from ds4py.server.jobs import Events, Failed, Job, Notice, Progress, Started
+from ds4py.server.results import Ended, Usage, Wire
+from ds4py.server.sse import comment, encode
+
+KEEPALIVE: Final = 5.0  # seconds
+_SHOWN: Final = 1.0  # seconds between two words about the prompt
+_STALLED: Final = 60.0  # seconds that a client may leave unread what was sent
+
+
+class Translator(Protocol):
+    """A reply's events as an API's; one for each reply."""
+
+    def begin(self) -> list[Wire]: ...
+
+    def started(self, cost: Usage) -> list[Wire]: ...
+
+    def feed(self, event: Event) -> list[Wire]: ...
+
+    def end(self, ended: Ended) -> list[Wire]: ...
+
+    def fail(self, refusal: Refusal) -> list[Wire]: ...
+
+
+class Notices:
+    """A job's notices in the event loop; `tell` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Notice | None] = asyncio.Queue()
+
+    def tell(self, notice: Notice) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, notice)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            return
+
+    def gone(self) -> None:
+        """The client has gone away."""
+        self._queue.put_nowait(None)
+
+    async def next(self, seconds: float) -> Notice | None:
+        """The next notice, None if the client has gone. TimeoutError after `seconds`."""
+        return await asyncio.wait_for(self._queue.get(), seconds)
+
+
+async def watch(receive: Receive, notices: Notices) -> None:
+    """Ends when the client goes away, and says so."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    notices.gone()
+
+
+class StreamAnswer:
+    """An ASGI response that streams a job."""
+
+    def __init__(
+        self,
+        job: Job,
+        notices: Notices,
+        translator: Translator,
+        keepalive: Wire | None,
+        cancel: Callable[[Job], None],
+    ) -> None:
+        """keepalive: the event that this API has for it; None: comments, with the progress of the prompt."""
+        self._job, self._notices, self._translator, self._cancel = job, notices, translator, cancel
+        self._keepalive = keepalive
+        self._last = 0.0  # when something was sent
+        self._read: Progress | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watching = asyncio.create_task(watch(receive, self._notices))
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # proxies must not collect it
+        ]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send(send, self._alive() + b"".join(map(encode, self._translator.begin())))
+            while not await self._step(send):
+                pass
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            pass  # a client that does not read: the connection ends with the job
+        finally:
+            watching.cancel()
+            if self._job.state in ("queued", "running"):
+                self._cancel(self._job)
+
+    async def _step(self, send: Send) -> bool:
+        """Wait for one notice and send what it means; True if it was the last."""
+        wires: list[Wire] = []
+        last = False
+        due = _SHOWN if self._read is not None and self._keepalive is None else KEEPALIVE
+        try:
+            notice = await self._notices.next(max(self._last + due - time.monotonic(), 0.01))
+        except TimeoutError:
+            await self._send(send, self._alive())
+            return False
+        match notice:
+            case None:
+                return True
+            case Started(usage):
+                wires = self._translator.started(usage)
+            case Progress():
+                self._read = notice if notice.done < notice.total else None
+                if time.monotonic() - self._last < due:
+                    return False
+                await self._send(send, self._alive())
+            case Events(events):
+                self._read = None
+                wires = [wire for event in events for wire in self._translator.feed(event)]
+            case Ended():
+                wires, last = self._translator.end(notice), True
+            case Failed(refusal):
+                wires, last = self._translator.fail(refusal), True
+        await self._send(send, b"".join(map(encode, wires)))
+        return last
+
+    def _alive(self) -> bytes:
+        if self._keepalive is not None:
+            return encode(self._keepalive)
+        read = self._read
+        return comment(f"prefill {read.done}/{read.total}" if read is not None else "waiting")
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if data:
+            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), _STALLED)
+            self._last = time.monotonic()
+
+
+async def gathered(
+    job: Job, notices: Notices, receive: Receive, cancel: Callable[[Job], None]
+) -> tuple[Sequence[Event], Ended] | None:
+    """All events of a job and its end; None if the client went away. Raises Refusal if it failed."""
+    watching = asyncio.create_task(watch(receive, notices))
+    found: list[Event] = []
+    try:
+        while True:
+            match await notices.next(24 * 3600.0):
+                case None:
+                    return None
+                case Events(events):
+                    found += events
+                case Ended() as ended:
+                    return found, ended
+                case Failed(refusal):
+                    raise refusal
+    finally:
+        watching.cancel()
+        if job.state in ("queued", "running"):
+            cancel(job)

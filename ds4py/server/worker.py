@@ -1,0 +1,231 @@
+"""The one thread that owns the engine: a queue of jobs, first come first served.
+
+The idea: a model computes one thing at a time anyway, so one thread does all of it and nothing of the engine needs a lock. A job
+that nobody waits for any more is taken out of the queue when that is known, so it never costs a prefill nor a place; one that is
+running ends at its next safe point and leaves its session usable. Whatever a job raises ends that job alone: a session whose
+state cannot be trusted afterwards is forgotten. Batches of sessions will be made here, and only here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ds4py.engine import Engine, SessionOptions
+from ds4py.errors import ContextError, Ds4Error, NumericError, ResourceError, UsageError
+from ds4py.server.answering import Answer
+from ds4py.server.asked import Refusal
+from ds4py.server.jobs import Cancelled, Failed, Job
+from ds4py.server.metrics import Metrics
+from ds4py.server.prefixes import Kept, Prefixes
+from ds4py.server.prompting import Prompting
+from ds4py.server.results import Ended
+from ds4py.server.trace import RequestTrace
+
+_RETRY_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model and what is needed to answer with it.
+
+    equip(options) adds a new drafter, if one runs; drafts_decide(options) tells whether drafts may decide the text, so that a
+    drafter belongs to one answer; begin(state, prompt, n_prompt, check) is told of every answer (scripted models)."""
+
+    engine: Engine
+    prompting: Prompting
+    name: str
+    speculation: str = "speculation: off"
+    equip: Callable[[SessionOptions], SessionOptions] = lambda options: options
+    drafts_decide: Callable[[SessionOptions], bool] = lambda options: False
+    begin: Callable[[Any, str, int, Callable[[], None]], None] | None = None
+
+
+class Worker:
+    """`start`, `submit` jobs, `close`."""
+
+    def __init__(
+        self,
+        served: Served,
+        cache_bytes: int,
+        max_queue: int = 0,
+        log: Callable[[str], None] = print,
+        trace: RequestTrace | None = None,
+    ) -> None:
+        """max_queue: jobs that may wait; 0: any number."""
+        self.served, self.metrics = served, Metrics()
+        self._prefixes = Prefixes(served.engine, served.prompting.tokenizer, cache_bytes)
+        self._max_queue, self._log, self._trace = max_queue, log, trace
+        self._queue: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._running: Job | None = None
+        self._closed = False
+        self._n_jobs = 0
+        self._thread = threading.Thread(target=self._work, name="ds4-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closed
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Raises Refusal if the queue is full or the server is leaving."""
+        with self._changed:
+            if self._closed:
+                raise Refusal(503, "the server is shutting down")
+            self._reap()
+            if self._max_queue and len(self._queue) >= self._max_queue:
+                refusal = Refusal(429, f"{len(self._queue)} requests are waiting already; try again later", code="queue_full")
+                refusal.retry_after = _RETRY_SECONDS
+                raise refusal
+            self._n_jobs += 1
+            job.number, job.state = self._n_jobs, "queued"
+            if self._trace is not None:
+                self._trace.begun(job.number, job.api, job.prompt)
+            self._queue.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for it any more."""
+        job.cancel()
+        with self._changed:
+            self._reap()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End what runs and what waits, and the thread."""
+        with self._changed:
+            self._closed = True
+            for job in (*self._queue, *([self._running] if self._running else [])):
+                job.cancel()
+                job.tell(Failed(Refusal(503, "the server is shutting down")))
+            self._queue.clear()
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def gauges(self) -> dict[str, float]:
+        """Present values for /metrics."""
+        with self._changed:
+            return {
+                "ds4_queue_length": len(self._queue),
+                "ds4_running": int(self._running is not None),
+                "ds4_sessions": self._prefixes.n_sessions,
+                "ds4_session_bytes": self._prefixes.n_bytes,
+                "ds4_context_tokens": self.served.engine.n_ctx,
+            }
+
+    def _reap(self) -> None:
+        """Take out jobs that nobody waits for; the lock is held."""
+        for job in [job for job in self._queue if job.cancelled]:
+            self._queue.remove(job)
+            self._over(job, "cancelled", "in the queue")
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._queue.popleft()
+                if job.cancelled:
+                    self._over(job, "cancelled", "in the queue")
+                    continue
+                self._running, job.state = job, "running"
+            try:
+                self._answer(job)
+            finally:
+                with self._changed:
+                    self._running = None
+
+    def _answer(self, job: Job) -> None:
+        kept: Kept | None = None
+        answer: Answer | None = None
+        begun = time.monotonic()
+        try:
+            taken = self._prefixes.take(job.prompt.ids, job.prompt.text)
+            kept = taken.kept
+            if self.served.begin is not None:
+                text = str(job.prompt.text) if job.prompt.text is not None else str(job.prompt.asked.prompt)
+                self.served.begin(kept.session.state, text, len(taken.ids), job.check)
+            answer = Answer(job, taken, self.served.prompting, lambda options: self._equipped(taken.kept, options))
+            ended = answer.run()
+        except Cancelled:
+            self._over(job, "cancelled", f"after {time.monotonic() - begun:.1f} s")
+        except Exception as error:  # whatever it is, it must not end the server
+            self._fail(job, kept, error)
+        else:
+            self._finish(job, ended)
+        finally:
+            if kept is not None:
+                if answer is not None:
+                    self._count(job, answer, kept)
+                self._prefixes.give_back(kept)
+
+    def _equipped(self, kept: Kept, options: SessionOptions) -> SessionOptions:
+        """`options` with the session's own drafter, or with a new one where drafts decide the text: it may not depend on what
+        was asked before."""
+        decide = self.served.drafts_decide(options)
+        made = self.served.equip(options)
+        if made.drafter is None:
+            return made
+        if not decide and kept.drafts_decide is False:
+            made = replace(made, drafter=kept.session.drafter, depth=kept.session.depth)
+        kept.drafts_decide = decide
+        return made
+
+    def _finish(self, job: Job, ended: Ended) -> None:
+        cost = ended.usage
+        self._over(
+            job,
+            ended.stop.reason,
+            f"prompt {cost.prompt} (cached {cost.cached}), generated {cost.generated}, "
+            f"{ended.timings.get('predicted_per_second', 0.0):.1f} t/s",
+        )
+        if self._trace is not None:
+            self._trace.ended(job.number, ended)
+        job.state = "done"
+        job.tell(ended)
+
+    def _fail(self, job: Job, kept: Kept | None, error: Exception) -> None:
+        refusal = refusal_of(error)
+        if kept is not None and not isinstance(error, Ds4Error):
+            self._prefixes.drop(kept)
+        if not isinstance(error, Ds4Error | Refusal):
+            self._log("".join(traceback.format_exception(error)).rstrip())
+        self._over(job, "failed", str(refusal))
+        job.tell(Failed(refusal))
+
+    def _over(self, job: Job, outcome: str, words: str) -> None:
+        job.state = "cancelled" if outcome == "cancelled" else "failed" if outcome == "failed" else "done"
+        self.metrics.ended(job.api, outcome)
+        self._log(f"request {job.number} {job.api}: {outcome}, {words}")
+        if self._trace is not None and job.state != "done":
+            self._trace.over(job.number, outcome, words)
+
+    def _count(self, job: Job, answer: Answer, kept: Kept) -> None:
+        if self._trace is not None:
+            self._trace.replied(job.number, answer.events)
+        self.metrics.answered(answer.cost, kept.session.stats, answer.prompt_seconds, answer.seconds)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """A failure as an answer: what the client must change is 400, what broke here is 500."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, ContextError | UsageError):
+        return Refusal(400, str(error))
+    if isinstance(error, ResourceError | MemoryError):
+        refusal = Refusal(503, str(error) or "the server is out of memory")
+        refusal.retry_after = _RETRY_SECONDS
+        return refusal
+    if isinstance(error, NumericError | Ds4Error):
+        return Refusal(500, str(error))
+    return Refusal(500, "the server failed on this request; its log tells more")

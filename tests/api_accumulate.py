@@ -1,0 +1,115 @@
+"""Clients in small: what a program that obeys an API makes of its stream. They fail where a strict client would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ds4py.server.results import Wire
+
+
+def chat(wires: Sequence[Wire]) -> dict[str, Any]:
+    """A Chat Completions stream as one message, with finish reason and usage."""
+    out: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None, "usage": None}
+    assert wires[0].data["choices"][0]["delta"]["role"] == "assistant" and wires[-1].data == "[DONE]"
+    assert len({wire.data["id"] for wire in wires[:-1]}) == 1 and all(wire.event is None for wire in wires)
+    for wire in wires[:-1]:
+        assert wire.data["object"] == "chat.completion.chunk" and isinstance(wire.data["created"], int)
+        if not wire.data["choices"]:
+            assert out["finish"] and not out["usage"]
+            out["usage"] = wire.data["usage"]
+            continue
+        (choice,) = wire.data["choices"]
+        delta = choice["delta"]
+        assert out["finish"] is None and choice["index"] == 0
+        out["finish"] = choice["finish_reason"]
+        assert not (out["finish"] and delta)
+        out["content"] += delta.get("content") or ""
+        out["reasoning"] += delta.get("reasoning_content") or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(out["calls"]) and call["type"] == "function" and call["function"]["name"]
+                out["calls"].append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
+            assert call["index"] == len(out["calls"]) - 1 and isinstance(call["function"]["arguments"], str)
+            out["calls"][-1]["arguments"] += call["function"]["arguments"]
+    assert out["finish"] in ("stop", "length", "tool_calls")
+    return out
+
+
+def messages(wires: Sequence[Wire]) -> dict[str, Any]:
+    """A Messages stream as one message."""
+    assert all(wire.event == wire.data["type"] for wire in wires)
+    kinds = [wire.event for wire in wires if wire.event != "ping"]
+    assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+    message = dict(wires[0].data["message"])
+    assert message["content"] == [] and message["usage"]["input_tokens"] >= 0
+    content: list[dict[str, Any]] = []
+    json_text, is_open = "", False
+    for wire in wires[1:-2]:
+        data = wire.data
+        assert data["index"] == len(content) - (data["type"] != "content_block_start")
+        if data["type"] == "content_block_start":
+            assert not is_open
+            content.append(dict(data["content_block"]))
+            json_text, is_open = "", True
+        elif data["type"] == "content_block_delta":
+            delta, block = data["delta"], content[-1]
+            assert is_open
+            field, kind = {
+                "text_delta": ("text", "text"),
+                "thinking_delta": ("thinking", "thinking"),
+                "signature_delta": ("signature", "thinking"),
+                "input_json_delta": ("partial_json", "tool_use"),
+            }[delta["type"]]
+            assert block["type"] == kind
+            if field == "partial_json":
+                json_text += delta[field]
+            else:
+                block[field] += delta[field]
+        else:
+            assert data["type"] == "content_block_stop" and is_open
+            is_open = False
+            if content[-1]["type"] == "tool_use":
+                try:
+                    content[-1]["input"] = json.loads(json_text or "{}")
+                except ValueError:
+                    content[-1]["input"] = {"_invalid_arguments": json_text}
+    assert not is_open
+    last = wires[-2].data
+    return {**message, "content": content, **last["delta"], "usage": message["usage"] | last["usage"]}
+
+
+def responses(wires: Sequence[Wire]) -> dict[str, Any]:
+    """A Responses stream: its final response, checked against what the events built up."""
+    assert [wire.data["sequence_number"] for wire in wires] == list(range(len(wires)))
+    assert all(wire.event == wire.data["type"] for wire in wires)
+    assert [wire.event for wire in wires[:2]] == ["response.created", "response.in_progress"]
+    items: list[dict[str, Any]] = []
+    text, part_open = "", False
+    for wire in wires[2:-1]:
+        data, kind = wire.data, wire.data["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert data["output_index"] == len(items) and not part_open
+            items.append(dict(data["item"]))
+            text = ""
+            continue
+        assert data["output_index"] == len(items) - 1
+        if kind == "output_item.done":
+            assert data["item"]["id"] == items[-1]["id"] and not part_open
+            items[-1] = data["item"]
+            continue
+        assert data["item_id"] == items[-1]["id"]
+        if kind in ("content_part.added", "reasoning_summary_part.added"):
+            part_open = True
+        elif kind in ("content_part.done", "reasoning_summary_part.done"):
+            assert data["part"]["text"] == text
+            part_open = False
+        elif kind.endswith(".delta"):
+            assert part_open or items[-1]["type"] == "function_call"
+            text += data["delta"]
+        else:
+            assert kind.endswith(".done") and data.get("text", data.get("arguments")) == text
+    final: dict[str, Any] = wires[-1].data["response"]
+    assert wires[-1].event == f"response.{final['status']}" and final["output"] == items
+    return final
