@@ -13,7 +13,19 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from ds4py.cli.option import Option, Range, Value
-from ds4py.cli.tables import bench, convert, diagnostics, download, elsewhere, quantize, runtime, sampling, server, speculation
+from ds4py.cli.tables import (
+    bench,
+    convert,
+    diagnostics,
+    download,
+    elsewhere,
+    eval,
+    quantize,
+    runtime,
+    sampling,
+    server,
+    speculation,
+)
 
 __all__ = [
     "EXCLUSIVE",
@@ -39,6 +51,7 @@ OPTIONS: tuple[Option, ...] = (
     *elsewhere.DISTRIBUTED,
     *elsewhere.LLAMA,
     *bench.ROWS,
+    *eval.ROWS,
     *convert.ROWS,
     *quantize.ROWS,
     *server.ROWS,
@@ -50,6 +63,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "ds4-bench": ("runtime", "benchmark", "speculation"),
     "ds4-convert": ("convert",),
     "ds4-download": ("download",),
+    "ds4-eval": ("runtime", "evaluation", "speculation"),
     "ds4-quantize": ("quantize",),
     "ds4-server": ("api", "runtime", "sampling", "speculation", "kv-cache", "steering", "distributed", "llama.cpp"),
 }

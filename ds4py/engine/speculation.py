@@ -28,12 +28,12 @@ def target_of(engine: Engine, g: GgufFile) -> Target:
     return Target(g, engine.model.vocab_size, engine.n_ctx, engine.kernels, model)
 
 
-def speculating(options: SessionOptions, drafters: Drafters) -> SessionOptions:
+def speculating(options: SessionOptions, drafters: Drafters, user: str = "") -> SessionOptions:
     """`options` with a drafter, a depth policy and an accept rule of their own; unchanged if no type runs.
 
-    To be called for every session: what it makes holds one session's history."""
+    To be called for every session: what it makes holds one session's history. Sessions of one `user` may share what they saw."""
     opportunistic = is_opportunistic(options, drafters.config)
-    drafter = drafters.new(opportunistic)
+    drafter = drafters.new(opportunistic, user)
     if drafter is None:
         return options
     depth = _depth(drafters, opportunistic)

@@ -22,7 +22,7 @@ ROWS: tuple[Option, ...] = (
         "FILE",
         default="ds4flash.gguf",
         env=("LLAMA_ARG_MODEL",),
-        commands=("ds4", "ds4-bench"),
+        commands=("ds4", "ds4-bench", "ds4-eval"),
     ),
     Option(
         "--ctx",
@@ -43,7 +43,7 @@ ROWS: tuple[Option, ...] = (
         shown_default="the physical cores",
         range=Range(1, 1024),
         env=("LLAMA_ARG_THREADS",),
-        commands=("ds4", "ds4-bench"),
+        commands=("ds4", "ds4-bench", "ds4-eval"),
     ),
     Option(
         "--backend",
@@ -53,9 +53,9 @@ ROWS: tuple[Option, ...] = (
         default="auto",
         choices=("auto", "cpu", "cpu:avx512", "cpu:avx2", "cpu:plain", "reference"),
         barred=(("cuda", _GPU), ("metal", _NO_METAL), ("rocm", _NO_ROCM)),
-        commands=("ds4", "ds4-bench"),
+        commands=("ds4", "ds4-bench", "ds4-eval"),
     ),
-    Option("--cpu", "the same as --backend cpu", commands=("ds4", "ds4-bench")),
+    Option("--cpu", "the same as --backend cpu", commands=("ds4", "ds4-bench", "ds4-eval")),
     Option(
         "--prefill-chunk",
         "most prompt tokens evaluated in one call; changes memory and speed, never a result",
@@ -105,7 +105,7 @@ ROWS: tuple[Option, ...] = (
         "--version",
         "print the version and leave",
         topics=("runtime", "convert", "quantize", "download"),
-        commands=("ds4", "ds4-bench", "ds4-convert", "ds4-quantize", "ds4-download"),
+        commands=("ds4", "ds4-bench", "ds4-eval", "ds4-convert", "ds4-quantize", "ds4-download"),
     ),
     Option(
         "--help",
@@ -114,7 +114,7 @@ ROWS: tuple[Option, ...] = (
         ("-h",),
         "[TOPIC]",
         topics=("runtime", "convert", "quantize", "download"),
-        commands=("ds4", "ds4-bench", "ds4-convert", "ds4-quantize", "ds4-download"),
+        commands=("ds4", "ds4-bench", "ds4-eval", "ds4-convert", "ds4-quantize", "ds4-download"),
     ),
     # --- refused ---------------------------------------------------------------------------------------------------------
     Option("--cuda", "run on an NVIDIA GPU", status="later", why=_GPU),

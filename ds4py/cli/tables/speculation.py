@@ -10,7 +10,7 @@ from ds4py.cli.option import Kind, Option, Range, Status
 from ds4py.cli.tables.cache_types import BARRED
 
 _TOPIC = ("speculation",)
-_BOTH = ("ds4", "ds4-bench")
+_BOTH = ("ds4", "ds4-bench", "ds4-eval")
 _MTP = "it comes with the built-in MTP drafter"
 _GONE = "llama.cpp removed it"
 _PINNING = "a draft model's threads are not bound to processors here; bind the whole process with taskset"
