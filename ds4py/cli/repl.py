@@ -44,6 +44,8 @@ class Repl:
         kept = False
         try:
             self._converse(editor)
+        except KeyboardInterrupt:  # between two prompts, where no editor takes it
+            self._log.say()
         finally:
             kept = keep_learned(self._conversation.opened.speculation, self._conversation.session, self._log)
         say_closing(self._conversation.opened.speculation, self._conversation.session, self._log)

@@ -230,3 +230,17 @@ def test_a_bug_is_not_a_sentence(opened: Opened, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ZeroDivisionError):
         chat(conversation, "hello")
     assert not issubclass(ZeroDivisionError, Ds4Error)
+
+
+def test_a_ctrl_c_between_two_prompts_leaves_instead_of_killing(opened: Opened) -> None:
+    """On a busy machine the second Ctrl-C came while the line about the first was still being written: exit code 130."""
+
+    class Slow(Terminal):
+        def say(self, line: str = "") -> None:
+            super().say(line)
+            if "once more" in line:
+                raise KeyboardInterrupt
+
+    log = io.StringIO()
+    assert Repl(talk(opened), 6, 8192, NOWHERE, Slow(log, False, False)).run(Lines(KeyboardInterrupt, "unread")) == 0
+    assert "once more" in log.getvalue()
