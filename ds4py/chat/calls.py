@@ -56,8 +56,9 @@ class CallSyntax(Protocol):
 
     def parser(self, tools: Sequence[Mapping[str, Any]]) -> CallParser: ...
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
-        """Lark text (llguidance) of an answer that is one call of one of `tools`, or several if `parallel`."""
+    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool, tokens: Mapping[str, int]) -> str:
+        """Lark text (llguidance) of an answer that is one call of one of `tools`, or several if `parallel`. tokens: spelling and
+        id of markers that are tokens of their own."""
         ...
 
     def find(self, rendered: str, at: int) -> tuple[int, int] | None:
@@ -99,6 +100,16 @@ def schema_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 _ARGUMENTS = ("arguments", "parameters")
 _NESTING = ("function", "tool_call")  # {"type": "function", "function": {...}}
 _PLAIN_RUN = re.compile(r'[^"\\]+')
+
+
+def quoted(text: str) -> str:
+    """A Lark string, which is also a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def literal(marker: str, tokens: Mapping[str, int]) -> str:
+    """A marker in Lark: as its token, if it is one (no mask offers that for its spelling), else as text."""
+    return f"<[{tokens[marker]}]>" if marker in tokens else quoted(marker)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _run(found: Scan) -> int:
 def _serve(values: Values, served: Served, at: Any, trace: Any, log: Terminal) -> int:
     from ds4py.server.app import Settings, build
     from ds4py.server.guard import Access
-    from ds4py.server.listening import serve
+    from ds4py.server.listening import server_of
     from ds4py.server.worker import Worker
 
     lock = threading.Lock()
@@ -81,7 +81,7 @@ def _serve(values: Values, served: Served, at: Any, trace: Any, log: Terminal) -
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     say(f"{served.name}, context {served.engine.n_ctx}, listening at {url} (clients of OpenAI's APIs take {url}/v1)")
-    serve(app, at, leaving=lambda: worker.close(0.0))
+    server_of(app, leaving=lambda: worker.close(0.0)).run(sockets=[at])
     worker.close()
     say("stopped")
     return 0

@@ -70,6 +70,8 @@ class Settings:
     access: Access = Access()
     max_body_bytes: int = 64 << 20
     created: int = 0  # of the model, for lists of models
+    keepalive_seconds: float = 5.0  # that may pass in a stream without a byte
+    patience_seconds: float = 10.0  # for the next byte of a body
 
 
 def build(worker: Worker, settings: Settings, log: Callable[[str], None]) -> ASGIApp:
@@ -96,8 +98,7 @@ class _Site:
 
     def endpoint(self, api: Api) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Any:
-            value = read_json(await read_body(request, self._settings.max_body_bytes))
-            return await self._answer(api, value, request)
+            return await self._answer(api, await self._body(request), request)
 
         return answer
 
@@ -118,13 +119,16 @@ class _Site:
         job = Job(prompt, notices.tell, api.name, call_lead=api.call_lead)
         self._worker.submit(job)
         if asked.stream:
-            return StreamAnswer(job, notices, api.stream(meta), api.keepalive, self._worker.cancel)
+            seconds = self._settings.keepalive_seconds
+            return StreamAnswer(job, notices, api.stream(meta), api.keepalive, self._worker.cancel, seconds)
         found = await gathered(job, notices, request.receive, self._worker.cancel)
         return Response(status_code=499) if found is None else _json(api.whole(meta, *found))
 
+    async def _body(self, request: Request) -> Any:
+        return read_json(await read_body(request, self._settings.max_body_bytes, self._settings.patience_seconds))
+
     async def count_tokens(self, request: Request) -> Response:
-        value = read_json(await read_body(request, self._settings.max_body_bytes))
-        asked = messages.parse(value, lambda word: None)
+        asked = messages.parse(await self._body(request), lambda word: None)
         try:
             n = len((await run_in_threadpool(self._worker.served.prompting.prepare, asked)).ids)
         except Refusal as refusal:

@@ -14,12 +14,13 @@ from starlette.requests import Request
 
 from ds4py.server.asked import Refusal
 
-_PATIENCE: Final = 10.0  # seconds without a byte
-_SLOWEST: Final = 1024  # bytes a second, on average after the first _PATIENCE seconds
+_SLOWEST: Final = 1024  # bytes a second, on average
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body. Raises Refusal: 413 too large, 408 too slow, 415 compressed, 400 cut off."""
+async def read_body(request: Request, limit: int, patience: float) -> bytes:
+    """The body. patience: seconds for the next byte, and before slowness is held against a client.
+
+    Raises Refusal: 413 too large, 408 too slow, 415 compressed, 400 cut off."""
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("", "identity"):
         raise Refusal(415, f"Content-Encoding {encoding!r:.40} is not taken; send the body as it is")
@@ -30,9 +31,9 @@ async def read_body(request: Request, limit: int) -> bytes:
     n, began = 0, asyncio.get_running_loop().time()
     while True:
         try:
-            message = await asyncio.wait_for(request.receive(), _PATIENCE)
+            message = await asyncio.wait_for(request.receive(), patience)
         except TimeoutError:
-            raise Refusal(408, f"no byte of the request body came for {_PATIENCE:.0f} seconds") from None
+            raise Refusal(408, f"no byte of the request body came for {patience:.0f} seconds") from None
         if message["type"] == "http.disconnect":
             raise Refusal(400, "the connection was closed within the request body")
         parts.append(message.get("body", b""))
@@ -42,7 +43,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         if not message.get("more_body"):
             return b"".join(parts)
         seconds = asyncio.get_running_loop().time() - began
-        if seconds > _PATIENCE and n < _SLOWEST * (seconds - _PATIENCE):
+        if seconds > patience and n < _SLOWEST * (seconds - patience):
             raise Refusal(408, "the request body comes too slowly")
 
 

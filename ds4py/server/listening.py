@@ -77,8 +77,8 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(app: ASGIApp, at: socket.socket, leaving: Callable[[], None]) -> None:
-    """Serve until a signal. `leaving` is called once, from any thread's signal, when it is time to go."""
+def server_of(app: ASGIApp, leaving: Callable[[], None]) -> uvicorn.Server:
+    """`server.run(sockets=[...])` serves until a signal, or until its `should_exit` is set. `leaving` is called at the signal."""
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
@@ -95,4 +95,4 @@ def serve(app: ASGIApp, at: socket.socket, leaving: Callable[[], None]) -> None:
     )
     server = _Server(config)
     server.leaving = leaving
-    server.run(sockets=[at])
+    return server

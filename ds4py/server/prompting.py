@@ -160,7 +160,7 @@ class Prompting:
         if asked.choice.mode != "required":
             return None
         allowed = [tool for tool in tools if not asked.choice.names or tool["function"]["name"] in asked.choice.names]
-        return self._compiled("lark", self.chat.call_syntax.grammar(allowed, asked.choice.parallel))
+        return self._compiled("lark", self.chat.call_syntax.grammar(allowed, asked.choice.parallel, self.tokenizer.vocab.markers))
 
     def _compiled(self, kind: str, source: Any) -> Grammar:
         with self._lock:

@@ -1,8 +1,8 @@
 """From a job's notices to bytes on a connection.
 
 The idea: the response is written by one coroutine that waits for the next notice, a client that goes away, or the moment when
-something must be said so that nobody along the way gives up: at most KEEPALIVE seconds pass without a byte, in the queue, while
-the prompt is read and while a call is held back alike. A client that reads nothing is waited for and then left. Whatever ends the
+something must be said so that nobody along the way gives up: only so many seconds pass without a byte, in the queue, while the
+prompt is read and while a call is held back alike. A client that reads nothing is waited for and then left. Whatever ends the
 coroutine, the job is cancelled if it has not ended by itself.
 """
 
@@ -21,7 +21,6 @@ from ds4py.server.jobs import Events, Failed, Job, Notice, Progress, Started
 from ds4py.server.results import Ended, Usage, Wire
 from ds4py.server.sse import comment, encode
 
-KEEPALIVE: Final = 5.0  # seconds
 _SHOWN: Final = 1.0  # seconds between two words about the prompt
 _STALLED: Final = 60.0  # seconds that a client may leave unread what was sent
 
@@ -79,10 +78,12 @@ class StreamAnswer:
         translator: Translator,
         keepalive: Wire | None,
         cancel: Callable[[Job], None],
+        seconds: float,
     ) -> None:
-        """keepalive: the event that this API has for it; None: comments, with the progress of the prompt."""
+        """keepalive: the event that this API has for it; None: comments, with the progress of the prompt. At most `seconds` pass
+        without a byte."""
         self._job, self._notices, self._translator, self._cancel = job, notices, translator, cancel
-        self._keepalive = keepalive
+        self._keepalive, self._seconds = keepalive, seconds
         self._last = 0.0  # when something was sent
         self._read: Progress | None = None
 
@@ -110,7 +111,7 @@ class StreamAnswer:
         """Wait for one notice and send what it means; True if it was the last."""
         wires: list[Wire] = []
         last = False
-        due = _SHOWN if self._read is not None and self._keepalive is None else KEEPALIVE
+        due = min(_SHOWN, self._seconds) if self._read is not None and self._keepalive is None else self._seconds
         try:
             notice = await self._notices.next(max(self._last + due - time.monotonic(), 0.01))
         except TimeoutError:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ds4py.chat import ChatFormat, Message, ToolCall, open_format
@@ -132,7 +133,7 @@ def test_grammars_allow_what_the_parser_reads_and_nothing_else(tokenizer: Tokeni
             "<tool_call>\n<function=g>\n<parameter=s>\na</b\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
         )
     compiler = GrammarCompiler(tokenizer)
-    one, many = (compiler.compile("lark", syntax.grammar(TOOLS, parallel)) for parallel in (False, True))
+    one, many = (compiler.compile("lark", syntax.grammar(TOOLS, parallel, tokenizer.vocab.markers)) for parallel in (False, True))
     between = "; " if isinstance(syntax, BareCalls) else "\n"
 
     def accepts(grammar: Any, text: str) -> bool:
@@ -140,6 +141,11 @@ def test_grammars_allow_what_the_parser_reads_and_nothing_else(tokenizer: Tokeni
         ids = tokenizer.encode(text, special=True)
         return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
 
+    first = one._matcher.deep_copy()
+    if not isinstance(syntax, BareCalls):  # the marker is drawn as the token that the model was trained on
+        assert np.flatnonzero(np.unpackbits(np.frombuffer(first.compute_bitmask(), np.uint8), bitorder="little")).tolist() == [
+            tokenizer.vocab.markers["<tool_call>"]
+        ]
     assert accepts(one, good) and accepts(many, good) and accepts(many, good + between + good)
     assert not accepts(one, good + between + good) and not accepts(one, good.replace("g", "h", 1).replace('"g"', '"h"'))
     assert not accepts(one, good.replace("3", '"x"')) and not accepts(one, "hello")

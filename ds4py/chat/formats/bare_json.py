@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from ds4py.chat.calls import CallObject, CallParser, CallPart, ObjectState, Plain, function_of, joined, names_of, schema_of
+from ds4py.chat.calls import (
+    CallObject,
+    CallParser,
+    CallPart,
+    ObjectState,
+    Plain,
+    function_of,
+    joined,
+    names_of,
+    quoted,
+    schema_of,
+)
 from ds4py.chat.events import CallEnd, CallStart
 
 TAG: Final = "<|python_tag|>"
@@ -157,11 +168,11 @@ class BareCalls:
             return None
         return (start, end) if end > at else None
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
+    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool, tokens: Mapping[str, int]) -> str:
         more = ' ("; " call)*' if parallel else ""
         rules = [f"start: call{more}", "call: " + " | ".join(f"f{i}" for i in range(len(tools)))]
         for i, tool in enumerate(tools):
-            name = json.dumps(str(function_of(tool).get("name", "")), ensure_ascii=False)
-            lead = json.dumps(f'{{"name": {name}, "parameters": ', ensure_ascii=False)
+            name = quoted(str(function_of(tool).get("name", "")))
+            lead = quoted(f'{{"name": {name}, "parameters": ')
             rules += [f'f{i}: {lead} a{i} "}}"', f"a{i}: %json {json.dumps(dict(schema_of(tool)))}"]
         return "\n".join(rules)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from ds4py.chat.calls import CallObject, CallParser, CallPart, ObjectState, Plain, function_of, joined, schema_of
+from ds4py.chat.calls import CallObject, CallParser, CallPart, ObjectState, Plain, function_of, joined, literal, quoted, schema_of
 from ds4py.chat.events import CallEnd, CallEvent
 from ds4py.chat.formats.xml_call import FUNCTION, Place, XmlBody, XmlState
 
@@ -215,19 +215,19 @@ class TaggedCalls:
         start, end = rendered.rfind(OPEN, 0, at), rendered.find(CLOSE, at)
         return (start, end + len(CLOSE)) if 0 <= start and end >= 0 else None
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
+    def grammar(self, tools: Sequence[Mapping[str, Any]], parallel: bool, tokens: Mapping[str, int]) -> str:
         more = ' ("\\n" call)*' if parallel else ""
         rules = [f"start: call{more}", "call: " + " | ".join(f"f{i}" for i in range(len(tools)))]
+        rules += [f"{name}: {literal(tag, tokens)}" for name, tag in (("open", OPEN), ("close", CLOSE))]
         for i, tool in enumerate(tools):
             rules += _xml_rules(i, tool) if self.xml else _json_rules(i, tool)
         return "\n".join(rules)
 
 
 def _json_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
-    name = json.dumps(str(function_of(tool).get("name", "")), ensure_ascii=False)
-    lead = json.dumps(f'{OPEN}\n{{"name": {name}, "arguments": ', ensure_ascii=False)
-    end = json.dumps("}\n" + CLOSE)
-    return [f"f{i}: {lead} a{i} {end}", f"a{i}: %json {json.dumps(dict(schema_of(tool)))}"]
+    name = quoted(str(function_of(tool).get("name", "")))
+    lead = quoted(f'\n{{"name": {name}, "arguments": ')
+    return [f'f{i}: open {lead} a{i} "}}\\n" close', f"a{i}: %json {json.dumps(dict(schema_of(tool)))}"]
 
 
 def _xml_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
@@ -236,17 +236,15 @@ def _xml_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
     properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")
     required = set(required) if isinstance(required, list) else set()
-    name = function_of(tool).get("name", "")
     rules, uses = [], ""
     for j, (key, kind) in enumerate(properties.items()):
         is_text = not isinstance(kind, Mapping) or kind.get("type", "string") == "string"
         value = f"v{i}_{j}"
-        lead = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+        lead = quoted(f"<parameter={key}>\n")
         uses += f" p{i}_{j}{'' if key in required else '?'}"
         if is_text:
             rules += [f"p{i}_{j}: {lead} {value}", f'{value}[suffix="\\n</parameter>\\n"]: /(.|\\n)*/']
         else:
             rules += [f'p{i}_{j}: {lead} {value} "\\n</parameter>\\n"', f"{value}: %json {json.dumps(kind)}"]
-    opening = json.dumps(f"{OPEN}\n{FUNCTION}{name}>\n", ensure_ascii=False)
-    end = json.dumps("</function>\n" + CLOSE)
-    return [f"f{i}: {opening}{uses} {end}", *rules]
+    opening = quoted(f"\n{FUNCTION}{function_of(tool).get('name', '')}>\n")
+    return [f'f{i}: open {opening}{uses} "</function>\\n" close', *rules]

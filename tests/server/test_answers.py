@@ -1,0 +1,247 @@
+"""Whole answers on a scripted model: thinking, calls, what is mended, limits, grammars, and drafts that change nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scripted_server import TOOLS, Scripted, calls_of, chat_body, events_of, reply, serving
+
+from ds4py.drafters import NgramSizes
+from ds4py.drafters.ngram_simple import NgramSimple
+from ds4py.engine import FixedDepth, SessionOptions
+from ds4py.engine.accept import Opportunistic
+from ds4py.protocols import SamplingParams
+from ds4py.server.prompting import Defaults
+
+THINK = ["<think>", "\n", "pl", "an", "\n", "</think>", "\n\n"]
+TWO = calls_of(("f", '{"a": "x"}'), ("g", "{}"))
+
+
+def _chars(piece: str) -> list[str]:
+    return [piece] if piece.endswith("tool_call>") else list(piece)
+
+
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "hello": reply("Hel", "lo"),
+    "think": reply(*THINK, "Hel", "lo"),
+    "one_tool": reply(*THINK, "Look", ":\n", *calls_of(("f", '{"a": "x"}'))),
+    "two_tools": reply(*TWO[:6], "\n", *TWO[6:]),
+    "emoji": reply("a", {"hex": "f09f"}, {"hex": "9880"}, "b"),
+    "half": reply("a", {"hex": "f09f"}),
+    "stray": reply("<think>", "so", "<tool_call>", '{"name"', ': "f"', *calls_of(("f", '{"a": "x"}'))),
+    "silent": reply("<think>", "hm", "<|im_end|>", "!", "!", "An", "swer"),
+    "endless": reply("ab ", "cd ", endless=True),
+    "repeat": reply(*["one ", "two ", "three ", "four "] * 12),
+    "fail": reply("so", " far", fail=True),
+    "spelled": reply(*[char for piece in [*TWO[:6], "\n", *TWO[6:]] for char in _chars(piece)]),
+    "cut": reply(*calls_of(("f", '{"a": "x'))[:4]),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Scripted]:
+    with serving({"replies": [{**made, "when": f"#{name}#"} for name, made in SCRIPTS.items()]}) as found:
+        yield found
+
+
+def chat(server: Scripted, name: str, **fields: Any) -> dict[str, Any]:
+    answer = server.ask("/v1/chat/completions", chat_body(f"#{name}#", **fields))
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = answer.json["choices"][0] | {"usage": answer.json["usage"]}
+    return found
+
+
+def calls(choice: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    made = choice["message"].get("tool_calls", [])
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in made]
+
+
+def test_thinking_is_apart_from_the_answer(server: Scripted) -> None:
+    choice = chat(server, "think")
+    assert choice["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "plan"}
+    assert choice["usage"]["completion_tokens"] == 10 and choice["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
+    content = server.ask("/v1/messages", chat_body("#think#")).json["content"]
+    assert [block["type"] for block in content] == ["thinking", "text"]
+    output = server.ask("/v1/responses", {"input": "#think#"}).json["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+
+
+def test_thinking_can_be_switched_off_and_on(server: Scripted) -> None:
+    chat(server, "hello", reasoning_effort="none")
+    assert server.prompts[-1].endswith("<think>\n\n</think>\n\n")
+    chat(server, "hello")
+    assert server.prompts[-1].endswith("assistant\n")
+    with serving({"replies": [SCRIPTS["hello"]]}, defaults=Defaults(SamplingParams(0.0), think=False)) as other:
+        other.ask("/v1/chat/completions", chat_body())
+        assert other.prompts[-1].endswith("</think>\n\n")
+        other.ask("/v1/messages", chat_body(thinking={"type": "enabled", "budget_tokens": 1024}))
+        assert other.prompts[-1].endswith("assistant\n")
+
+
+def test_calls_with_ids_that_nobody_can_guess(server: Scripted) -> None:
+    choice = chat(server, "two_tools", tools=TOOLS)
+    assert calls(choice) == [("f", {"a": "x"}), ("g", {})] and choice["finish_reason"] == "tool_calls"
+    ids = [call["id"] for call in choice["message"]["tool_calls"]]
+    assert len(set(ids)) == 2 and all(len(made) == 37 and made.startswith("call_") for made in ids)
+    assert choice["message"]["content"] is None
+    blocks = server.ask("/v1/messages", chat_body("#two_tools#", tools=[{"name": "f"}, {"name": "g"}])).json["content"]
+    assert [block["type"] for block in blocks] == ["tool_use"] * 2 and blocks[0]["id"].startswith("toolu_")
+    one = chat(server, "two_tools", tools=TOOLS, parallel_tool_calls=False)
+    assert calls(one) == [("f", {"a": "x"})] and one["finish_reason"] == "tool_calls"
+
+
+def test_without_tools_markup_is_text(server: Scripted) -> None:
+    choice = chat(server, "two_tools")
+    assert choice["message"]["content"].startswith("<tool_call>") and choice["finish_reason"] == "stop"
+    assert chat(server, "two_tools", tools=TOOLS, tool_choice="none")["message"]["content"].startswith("<tool_call>")
+
+
+def test_a_call_inside_unclosed_thinking_is_made(server: Scripted) -> None:
+    choice = chat(server, "stray", tools=TOOLS)
+    assert calls(choice) == [("f", {"a": "x"})] and choice["message"]["reasoning_content"] == "so"
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_that_ends_while_thinking_goes_on(server: Scripted) -> None:
+    choice = chat(server, "silent")
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", "Answer")
+    cut = chat(server, "think", max_tokens=3)
+    assert cut["message"]["reasoning_content"] == "pl" and cut["message"]["content"] == ""
+    assert cut["finish_reason"] == "length"
+
+
+def test_a_call_that_a_limit_cuts_is_not_completed(server: Scripted) -> None:
+    choice = chat(server, "cut", tools=TOOLS)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"a": "x}'  # as it was written: an error that the model can be told of
+    blocks = server.ask("/v1/messages", chat_body("#cut#", tools=[{"name": "f"}])).json["content"]
+    assert blocks[0]["input"] == {"_invalid_arguments": '{"a": "x}'}
+
+
+def test_broken_characters_and_limits(server: Scripted) -> None:
+    assert chat(server, "emoji")["message"]["content"] == "a\U0001f600b"
+    assert chat(server, "half")["message"]["content"] == "a\ufffd"
+    for n in range(1, 6):
+        choice = chat(server, "endless", max_tokens=n)
+        assert choice["usage"]["completion_tokens"] == n and choice["finish_reason"] == "length"
+    stopped = chat(server, "endless", stop=["d a"], max_tokens=50)
+    assert stopped["message"]["content"] == "ab c" and stopped["finish_reason"] == "stop"
+    message = server.ask("/v1/messages", chat_body("#endless#", stop_sequences=["zz", "cd"], max_tokens=9)).json
+    assert (message["content"][0]["text"], message["stop_reason"], message["stop_sequence"]) == ("ab ", "stop_sequence", "cd")
+
+
+def test_without_a_limit_the_context_is_the_limit() -> None:
+    with serving({"replies": [SCRIPTS["endless"]]}, n_ctx=64) as server:
+        choice = chat(server, "x")
+        usage = choice["usage"]
+        assert usage["total_tokens"] == 64 and choice["finish_reason"] == "length"
+        status = server.ask("/v1/responses", {"input": "x"}).json
+        assert status["status"] == "incomplete" and status["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_broken_logits_end_one_request(server: Scripted) -> None:
+    answer = server.ask("/v1/chat/completions", chat_body("#fail#"))
+    assert answer.status == 500 and "position" in answer.json["error"]["message"]
+    events = events_of(server.ask("/v1/chat/completions", chat_body("#fail#", stream=True)).body)
+    assert "error" in events[-1][1] and "".join(e[1]["choices"][0]["delta"].get("content", "") for e in events[:-1]) == "so far"
+    named = events_of(server.ask("/v1/messages", chat_body("#fail#", stream=True)).body)
+    assert named[-1][0] == "error" and named[-1][1]["error"]["type"] == "api_error"
+    failed = events_of(server.ask("/v1/responses", {"input": "#fail#", "stream": True}).body)
+    assert failed[-1][0] == "response.failed"
+    assert chat(server, "hello")["message"]["content"] == "Hello" and server.running == 0
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def test_grammars_hold_and_thinking_gives_way(server: Scripted) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    choice = chat(server, "think", response_format=format, max_tokens=40)
+    assert server.prompts[-1].endswith("</think>\n\n")  # no mask could know whether it will think
+    assert choice["message"]["content"].startswith('{') and "plan" not in choice["message"]["content"]
+    forced = chat(server, "hello", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "g"}}, max_tokens=60)
+    (call,) = forced["message"]["tool_calls"]
+    assert call["function"]["name"] == "g"
+    # where a grammar leaves no choice, a mask offers the tokens that the text would be cut into: here, single characters
+    any_of_them = chat(server, "spelled", tools=TOOLS, tool_choice="required")
+    assert [name for name, _ in calls(any_of_them)] == ["f", "g"]
+
+
+def ngram(rule: Any = None) -> Callable[[SessionOptions], SessionOptions]:
+    """Equips sessions with a drafter that copies what came before."""
+
+    def equip(options: SessionOptions) -> SessionOptions:
+        made = replace(options, drafter=NgramSimple(NgramSizes(2, 6, 1)), depth=FixedDepth(6))
+        return made if rule is None else replace(made, rule=rule)
+
+    return equip
+
+
+def everything(server: Scripted, temperature: float) -> list[Any]:
+    """All scripts through all APIs, streaming and not, without what is random or a time."""
+    found: list[Any] = []
+    fields = {"tools": TOOLS, "temperature": temperature, "seed": 3, "max_tokens": 80}
+    for name in SCRIPTS:
+        for stream in (False, True):
+            answer = server.ask("/v1/chat/completions", chat_body(f"#{name}#", stream=stream, **fields))
+            parts = [data for _, data in events_of(answer.body)] if stream else [answer.json]
+            for part in parts:
+                if isinstance(part, dict):
+                    for key in ("id", "created", "timings"):
+                        part.pop(key, None)
+                    part.get("usage", {}).pop("prompt_tokens_details", None)
+            found.append((name, stream, json.loads(_no_ids(json.dumps(parts)))))
+    return found
+
+
+def _no_ids(text: str) -> str:
+    return re.sub(r"call_[0-9a-f]{32}", "call_X", text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_no_byte(temperature: float) -> None:
+    script = {"replies": [{**made, "when": f"#{name}#", "sharp": 9.0} for name, made in SCRIPTS.items()]}
+    with serving(script) as plain, serving(script, equip=ngram()) as drafting:
+        want, got = everything(plain, temperature), everything(drafting, temperature)
+        whole = [one for one in want if not one[1]]
+        assert [one for one in got if not one[1]] == whole
+        # a pass may commit several tokens, whose text then comes in one chunk: the joined text is what must be equal
+        for one, other in zip(want, got, strict=True):
+            assert _joined(one) == _joined(other)
+        metrics = drafting.ask("/metrics").body.decode()
+        plain_lines = [line.split() for line in metrics.splitlines() if line.startswith("ds4_") and "{" not in line]
+        counts = {name: float(value) for name, value in plain_lines}
+        drafted, accepted = counts["ds4_drafted_tokens_total"], counts["ds4_accepted_tokens_total"]
+        assert accepted > 50 and drafted - accepted > 50
+        assert counts["ds4_rows_total"] == pytest.approx(drafted + counts["ds4_passes_total"], abs=20)
+
+
+def _joined(one: Any) -> Any:
+    name, stream, parts = one
+    if not stream:
+        return one
+    texts = ["", "", ""]
+    finish = None
+    for part in parts:
+        for choice in part["choices"] if isinstance(part, dict) and "choices" in part else ():
+            delta = choice["delta"]
+            texts[0] += delta.get("content") or ""
+            texts[1] += delta.get("reasoning_content") or ""
+            texts[2] += json.dumps([call["function"] for call in delta.get("tool_calls", ())])
+            finish = choice["finish_reason"] or finish
+    merged = texts[2].replace("[]", "").replace("][", ", ")
+    return name, texts[0], texts[1], "".join(item.get("arguments", "") for item in json.loads(merged or "[]")), finish
+
+
+def test_opportunistic_drafts_stay_within_one_answer() -> None:
+    """Where drafts decide the text it must not depend on what was asked before: each answer has a drafter of its own."""
+    script = {"replies": [{**SCRIPTS["repeat"], "sharp": 6.0}]}
+    with serving(script, equip=ngram(Opportunistic()), defaults=Defaults(SamplingParams(1.0))) as server:
+        object.__setattr__(server.worker.served, "drafts_decide", lambda options: True)
+        first, *others = [chat(server, "x", seed=5, max_tokens=60)["message"]["content"] for _ in range(3)]
+        assert others == [first, first]
