@@ -98,8 +98,7 @@ class Session:
         self.limits = limits
         self.state = model.new_state(limits.n_ctx, slack=limits.max_rows)
         self.tokens: list[int] = []
-        schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, model.vocab_size)
-        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), limits.n_tokens, limits.compiled)
+        self.sampler = self._new_sampler(options)
         self.stop_ids = options.stop_ids
         self.drafter: Drafter = options.drafter or NoDrafter()
         self.depth: DepthPolicy = options.depth or FixedDepth(4 if options.drafter else 0)
@@ -159,14 +158,19 @@ class Session:
         other.adopt(self.tokens)
         return other
 
+    def _new_sampler(self, options: SessionOptions) -> Sampler:
+        """A sampler at position 0."""
+        schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, self.model.vocab_size)
+        noise = Noise(options.seed, options.choice, options.epoch)
+        return Sampler(schedule, noise, self.limits.n_tokens, self.limits.compiled)
+
     def renew(self, options: SessionOptions) -> None:
         """Go on under other settings, with new statistics; tokens and state stay. A drafter that is not the present one is told
         the tokens, without taps."""
-        schedule = options.schedule or FixedSchedule(options.params, options.penalties, options.bias, self.model.vocab_size)
         self.settle()
+        self.sampler = self._new_sampler(options)
         for token in self.tokens:
-            schedule.push(token)
-        self.sampler = Sampler(schedule, Noise(options.seed, options.choice, options.epoch), self.limits.n_tokens)
+            self.sampler.push(token)
         self.stop_ids, self.rule, self.trace, self.stats = options.stop_ids, options.rule, options.trace, SpecStats()
         self.depth = options.depth or FixedDepth(4 if options.drafter else 0)
         drafter = options.drafter or NoDrafter()

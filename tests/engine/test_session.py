@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,52 @@ def test_a_fork_stands_where_its_parent_stands_and_draws_differently(shape: dict
 
 
 # --- interruptions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("way", ["renew", "twin"])
+def test_a_session_under_new_settings_goes_on_as_a_fresh_one_with_them(shape: dict[str, Any], way: str) -> None:
+    """The server answers one request after another on a session that is there already."""
+    engine = toy_engine(**shape)
+    ids = prompt(30, 1)
+    warm = opened(engine, ids, SessionOptions(SamplingParams(0.4), seed=9))
+    if "prefill_tile" not in shape:  # a fresh session reads by tiles what this one wrote row by row
+        more(warm, 7)
+    session = warm if way == "renew" else warm.twin()
+    held = list(warm.tokens)
+    drafter = Scripted(opened_text(engine, held), always_right)
+    session.renew(SessionOptions(WARM.params, WARM.penalties, seed=WARM.seed, drafter=drafter, depth=FixedDepth(3)))
+    assert session.stats.passes == 0 and session.tokens == held
+    assert_consistent(session)
+    fresh = opened(toy_engine(**shape), held)
+    assert more(session, 12) == more(fresh, 12) and session.stats.accepted > 0
+    assert_consistent(session)
+
+
+def opened_text(engine: Engine, ids: Sequence[int]) -> list[int]:
+    """`ids` and what plain decoding under WARM makes of them."""
+    session = opened(engine, ids)
+    more(session, 12)
+    return session.tokens
+
+
+def test_every_way_to_other_settings_keeps_the_compiled_draws() -> None:
+    """A renewed session drew by the slow form, a millisecond a token on large vocabularies."""
+    calls = []
+
+    class Counted:
+        def draw(self, row: Any, params: SamplingParams, key: int) -> int:
+            calls.append(key)
+            return int(row.argmax())
+
+    engine = toy_engine()
+    first = opened(engine, prompt(5))
+    first.limits = replace(first.limits, compiled=Counted())
+    for session in (first, first.twin()):
+        session.renew(WARM)
+        calls.clear()
+        more(session, 3)
+        assert len(calls) == 3
 
 
 @pytest.mark.parametrize("shape", SHAPES)
