@@ -23,16 +23,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from drafts.layers import key
-from drafts.texts import Text, answers, values
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [*(path for path in sys.path if Path(path).resolve() != HERE), str(HERE)]  # last, since inspect.py lies here too
 
-from ds4py.engine import Engine, EngineOptions
-from ds4py.errors import Ds4Error, UnsupportedError
-from ds4py.gguf import GgmlType, GgufFile, NewTensor, open_gguf, write_gguf
-from ds4py.quants import encode
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from drafts.layers import key  # noqa: E402
+from drafts.texts import Text, answers, values  # noqa: E402
+
+from ds4py.engine import Engine, EngineOptions  # noqa: E402
+from ds4py.errors import Ds4Error, UnsupportedError  # noqa: E402
+from ds4py.gguf import GgmlType, GgufFile, NewTensor, open_gguf, write_gguf  # noqa: E402
+from ds4py.quants import encode  # noqa: E402
 
 ROWS = 5  # answers in one step of the training
 

@@ -19,17 +19,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from drafts.block import Block
-from drafts.eagle3 import Eagle3
-from drafts.saving import save
-from drafts.target import Target, draft_vocabulary, shape_of, spread_taps
-from drafts.texts import Text, answers
-from drafts.training import Schedule, acceptance, train
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [*(path for path in sys.path if Path(path).resolve() != HERE), str(HERE)]  # last, since inspect.py lies here too
 
-from ds4py.engine import Engine, EngineOptions
-from ds4py.errors import Ds4Error, UsageError
-from ds4py.gguf import GgmlType, GgufFile, open_gguf
+import torch  # noqa: E402
+from drafts.block import Block  # noqa: E402
+from drafts.eagle3 import Eagle3  # noqa: E402
+from drafts.saving import save  # noqa: E402
+from drafts.target import Target, draft_vocabulary, shape_of, spread_taps  # noqa: E402
+from drafts.texts import Text, answers  # noqa: E402
+from drafts.training import Schedule, acceptance, train  # noqa: E402
+
+from ds4py.engine import Engine, EngineOptions  # noqa: E402
+from ds4py.errors import Ds4Error, UsageError  # noqa: E402
+from ds4py.gguf import GgmlType, GgufFile, open_gguf  # noqa: E402
 
 KINDS = ("eagle3", "dflash", "dspark")
 HELD_OUT = 12  # answers of temperature 0 that are not trained on

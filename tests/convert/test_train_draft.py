@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +49,15 @@ def texts(target: GgufFile) -> list[Text]:
     engine = Engine.open(target, EngineOptions(n_ctx=256, threads=1))
     asked = [tokenizer.encode(text, add_bos=False) for text in BEGINNINGS for _ in range(3)]
     return list(continued(engine, asked, (*TAPS, 3), 64))
+
+
+@pytest.mark.parametrize("script", ["train_draft", "distil_draft"])
+def test_scripts_start_beside_a_file_named_like_a_module_of_pythons_own(script: str, tmp_path: Path) -> None:
+    """inspect.py lies beside them, and torch asks for `inspect`."""
+    asked = [sys.executable, str(ROOT / "gguf-tools" / f"{script}.py"), "--help"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == 0 and "--minutes" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)

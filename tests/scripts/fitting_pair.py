@@ -26,11 +26,11 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "gguf-tools")]
+sys.path += [str(HERE.parent), str(HERE.parents[1] / "gguf-tools")]
 
 from drafts.block import Block  # noqa: E402
 from drafts.eagle3 import Eagle3  # noqa: E402
-from drafts.saving import save  # noqa: E402
+from drafts.saving import load, save  # noqa: E402
 from drafts.target import Target, draft_vocabulary, shape_of  # noqa: E402
 from drafts.texts import Text, continued  # noqa: E402
 from drafts.training import Schedule, acceptance, train  # noqa: E402
@@ -181,13 +181,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft-steps", type=int, default=420)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep-target", action="store_true", help="train drafts for the target that is there already")
+    parser.add_argument("--measure", action="store_true", help="only measure the acceptance of what is there")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     tokenizer = make_tokenizer(random.Random(args.seed))
     path = args.out / "target.gguf"
-    if not args.keep_target:
+    if not args.keep_target and not args.measure:
         model = train_target(tokenizer, random.Random(args.seed + 1), args.steps)
         write_tiny(model, path, tokenizer_keys(tokenizer), GgmlType.Q8_0)
     g = open_gguf(path)
@@ -195,12 +196,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     unseen = [text for text in texts if text.temperature == 0][-16:]
     trained = [text for text in texts if all(text is not one for one in unseen)]
     for kind in ("eagle3", "dflash", "dspark"):
-        draft = make_draft(kind, g, trained)
-        plan = Schedule(steps=args.draft_steps, rate=3e-3, rows=8)
-        train(draft, trained, plan, lambda line, kind=kind: print(f"{kind}: {line}", flush=True))
-        rates = acceptance(draft, unseen)
+        if not args.measure:
+            draft = make_draft(kind, g, trained)
+            plan = Schedule(steps=args.draft_steps, rate=3e-3, rows=8)
+            train(draft, trained, plan, lambda line, kind=kind: print(f"{kind}: {line}", flush=True))
+            save(draft, g, TAPS, args.out / f"{kind}.gguf", GgmlType.Q8_0, {})
+        rates = acceptance(load(args.out / f"{kind}.gguf", g), unseen)
         print(f"{kind}: accepted {', '.join(f'{rate:.3f}' for rate in rates)}; {1 + sum(rates):.2f} tokens a pass", flush=True)
-        save(draft, g, TAPS, args.out / f"{kind}.gguf", GgmlType.Q8_0, {})
     return 0
 
 
