@@ -1,10 +1,13 @@
 """draft-simple: a second, smaller model of the same vocabulary guesses what the target will say.
 
-The drafter keeps the tokens that the target has evaluated, and beside them the tokens that its own model has (`_fed`). Nothing
-else has to be kept in step: before it proposes, it keeps the longest common prefix of the two lists, truncates its state to that
-and evaluates what is missing. So an accepted proposal is never evaluated twice, a rejected one is gone, and a rewind, an edited
-prompt, passes without drafts and a restored session are the same case. Evaluating waits until something is to be proposed: a
-depth policy that has given up costs no draft forward, and the target's rows of logits are not overwritten while they are read.
+The drafter keeps the tokens that the target has evaluated; what its own model has read of them is brought up to date when
+something is to be proposed (draft_context.py). So a depth policy that has given up costs no draft forward, and the target's
+rows of logits are not overwritten while they are read.
+
+Coming back must be cheap as well, or nobody could afford to ask again. After a pause of more than `_NEAR` passes the drafter
+first glances: it reads the last `_NEAR` tokens alone, in a second state, and drafts from there, passably (0.40 of SmolLM2's
+tokens instead of 0.58). Only when that has gone on for as many tokens as are missing does it read those, so that reading them
+costs no more than following would have. A prompt that comes while drafting pays is read whole and at once.
 
 It proposes with the target's own sampler (aim.py).
 
@@ -14,32 +17,16 @@ Where the draft model's context ends, drafting ends, and one sentence says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from ds4py.drafters.aim import Aim, Limits, top_probability
-from ds4py.errors import FormatError
-from ds4py.models import LoadedModel
-from ds4py.protocols import F32, Draft, Needs, SamplerView, Span
+from ds4py.drafters.draft_context import DraftContext, DraftModel
+from ds4py.protocols import F32, Draft, Needs, SamplerView
 
 NAME = "draft-simple"
-
-
-@dataclass(frozen=True)
-class DraftModel:
-    """An opened draft model, shared by the sessions of a target."""
-
-    model: LoadedModel
-    n_ctx: int  # of the drafter's own state
-    target_vocab_size: int  # width of the rows that samplers of the target expect
-    identity: str = ""  # of the file and the kernels: caches of others are not loaded
-
-    @property
-    def max_rows(self) -> int:
-        return self.model.kernels.max_rows
+_NEAR: Final = 16  # tokens that are read without asking what they cost
 
 
 class DraftSimple:
@@ -60,10 +47,12 @@ class DraftSimple:
         self._draft, self._limits = draft, Limits(n_max, n_min, p_min)
         self._notice = notice
         self._aim = Aim(greedy)
-        self._state = draft.model.new_state(draft.n_ctx, slack=draft.max_rows)
         self._tokens: list[int] = []  # evaluated by the target
-        self._fed: list[int] = []  # evaluated by the draft model: the first state.pos of them count
-        self._agreed = 0  # a length up to which both lists are known to agree
+        self._whole = DraftContext(draft)
+        self._glance: DraftContext | None = None
+        self._glancing: tuple[int, int] | None = None  # position at which that began; tokens that were missing then
+        self._n_unasked = 0  # passes since the whole context was up to date
+        self._asked = False  # in this pass
 
     @property
     def pos(self) -> int:
@@ -77,42 +66,41 @@ class DraftSimple:
         if not 0 <= pos <= len(self._tokens):
             raise ValueError(f"truncate({pos}) of a drafter at {len(self._tokens)}")
         del self._tokens[pos:]
-        self._agreed = min(self._agreed, pos)
+        self._whole.truncate(pos)
+        if self._glance and self._glancing:
+            self._glance.truncate(pos)
+            if pos < self._glancing[0]:
+                self._glancing = None
         self._aim.forget(pos)
 
     def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
+        self._n_unasked += not self._asked and len(tokens) == 1
+        self._asked = False
         self._aim.seen(len(self._tokens), tokens)
         self._tokens += tokens
 
     def propose(self, k: int, last: int, view: SamplerView) -> Draft:
+        self._asked = True
         self._aim.seen(len(self._tokens), [last])
         k = min(k, self._limits.n_max, self._room())
         if k < max(1, self._limits.n_min):
             return Draft()
-        first, lag = self._catch_up(last)
+        context = self._context()
+        first, lag = context.catch_up(self._tokens, last)
 
         def row_after(i: int, before: int) -> tuple[F32, float | None]:
-            row = self._feed([before]) if i else first
+            row = context.feed([before]) if i else first
             return row, top_probability(row) if self._limits.least > 0 else None
 
         return self._aim.draft(k, last, view, self._limits, row_after, NAME, lag)
 
     def payload(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` needs to go on without feeding anything again."""
-        self._settle()
-        state = {f"state.{name}": array for name, array in self._state.payload().items()}
-        return {"fed": np.array(self._fed, np.int64), **state}
+        return self._whole.payload()
 
     def load(self, payload: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `payload` gave. FormatError, and nothing changed, if it is not of this draft model."""
-        fed = payload.get("fed")
-        if fed is None or fed.dtype != np.int64 or fed.ndim != 1:
-            raise FormatError("The saved session has no sound list of the draft model's tokens; it is damaged.")
-        state = {name.removeprefix("state."): array for name, array in payload.items() if name.startswith("state.")}
-        if "pos" not in state or state["pos"].shape != () or int(state["pos"]) != len(fed):
-            raise FormatError("The saved session's draft state and its tokens differ in length; it is damaged.")
-        self._state.load(state)
-        self._fed, self._agreed = fed.tolist(), 0
+        self._whole.load(payload)
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
@@ -124,45 +112,16 @@ class DraftSimple:
             self._notice = None
         return room
 
-    def _settle(self) -> None:
-        """Make `_fed` what the state holds, whatever was interrupted."""
-        n = min(self._state.pos, len(self._fed))
-        del self._fed[n:]
-        if self._state.pos > n:
-            self._state.truncate(n)
-
-    def _catch_up(self, last: int) -> tuple[F32, int]:
-        """Evaluate what is missing of the tokens, and `last`. Returns the row of logits after it, and how many tokens were
-        missing beyond what is missing from pass to pass."""
-        self._settle()
-        n = min(self._agreed, len(self._fed))
-        while n < min(len(self._fed), len(self._tokens)) and self._fed[n] == self._tokens[n]:
-            n += 1
-        self._agreed = n
-        if n < self._state.floor:
-            self._state.clear()
-            n = 0
-        else:
-            self._state.truncate(n)
-        del self._fed[n:]
-        missing = [*self._tokens[n:], last]
-        for at in range(0, len(missing) - 1, self._draft.max_rows):
-            self._feed(missing[at : min(at + self._draft.max_rows, len(missing) - 1)], n_logits=0)
-        # after a draft that held to its end, its last token is missing too
-        return self._feed([last]), max(len(missing) - 2, 0)
-
-    def _feed(self, tokens: Sequence[int], n_logits: int = 1) -> F32:
-        """Evaluate `tokens`; the last row of logits, as wide as the target's, if asked. Valid until the next forward."""
-        limit = self._draft.model.vocab_size - 1
-        known = [min(token, limit) for token in tokens]  # an id of the target's padding: any id will do
-        out = self._draft.model.forward([Span(self._state, known, n_logits)])
-        self._fed += tokens
-        return self._fit(out.logits[0]) if n_logits else out.logits
-
-    def _fit(self, row: F32) -> F32:
-        n, width = len(row), self._draft.target_vocab_size
-        if n >= width:
-            return row[:width]
-        wide = np.full(width, -np.inf, np.float32)
-        wide[:n] = row
-        return wide
+    def _context(self) -> DraftContext:
+        """Where to draft from: all of the text, or the last of it."""
+        missing, pos = self._whole.behind(self._tokens), len(self._tokens)
+        if missing > _NEAR and self._n_unasked > _NEAR:
+            if self._glance is None:
+                self._glance = DraftContext(self._draft)
+            if self._glancing is None or self._glance.behind(self._tokens) > _NEAR:
+                self._glancing = pos, missing
+                self._glance.begin(pos - _NEAR)
+            if pos < sum(self._glancing):
+                return self._glance
+        self._glancing, self._n_unasked = None, 0
+        return self._whole

@@ -24,7 +24,8 @@ DEEPSEEK_SUPPORT: Final = ("deepseek4-dspark", "deepseek41-dspark")  # architect
 
 
 def open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
-    from ds4py.drafters.draft_simple import DraftModel, DraftSimple
+    from ds4py.drafters.draft_context import DraftModel
+    from ds4py.drafters.draft_simple import DraftSimple
     from ds4py.drafters.vocabulary import check_vocabulary
     from ds4py.kernels import open_kernels
     from ds4py.models import load_model

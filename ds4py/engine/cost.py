@@ -11,15 +11,20 @@ Of a draft of k tokens three things matter, and all of them are measured on the 
 From these follow, for every depth, the expected tokens and seconds of a pass. The depth with the most tokens per second is
 asked for. Another one, or giving up, takes its place only if it promises 2 % more, and drafting again only if that promises 5 %.
 
-What giving up costs is bounded by an account. Every pass pays in 1 % of its seconds; every pass that was asked for a draft pays
-in what it gained against plain decoding, or takes out what it lost. The balance is at most some tens of probes, and a passage
-that drafting loses before it is given up leaves a few probes of debt at most. From then on a probe, a draft of the least depth,
-is made only when the balance covers its expected cost, and after a miss not before 2, then 4, 8, ... 32 passes. So drafting for
-a text that is never foreseen loses the first four drafts, which measure, and at most 1 % of the time after them; and where
-drafting has gained much, some of that may be spent on watching for the next such passage.
+Giving up is never for good, and what it costs is bounded by an account. Every pass pays in 1 % of its seconds; every pass that
+was asked for a draft pays in what it gained against plain decoding, or takes out what it lost. The balance is at most some tens
+of probes, and a passage that drafting loses before it is given up leaves a few probes of debt at most. From then on a probe, a
+draft of the least depth, is made only when the balance covers its expected cost, and after a miss not before 2, then 4, 8, ...
+32 passes. One that is right is followed by others at once, whatever the balance, up to twelve and until two in a row are wrong:
+that is what it takes to be believed, and who is always wrong never gets there. So drafting for a text that is never foreseen
+loses the first four drafts, which measure, and at most 1 % of the time after them; where drafting has gained much, some of that
+may be spent on watching for the next such passage; and a drafter whose probe costs c passes is asked again every 100 c passes
+at the latest.
 
 The first time a count is met includes compiling or recording for it, so a measurement counts only from the second one on. A
-proposal that had to catch up with passes without drafts says nothing about the next one's cost, but the account pays for it.
+proposal that had to catch up with passes without drafts says nothing about a proposal's cost while drafting goes on, but it tells
+what probes will cost (`CatchingUp`), and the account pays for it. A drafter that bounds what coming back takes (draft_simple.py)
+stays affordable; of one that reads all it has missed, at more than 1 % of a pass per token, no probe ever is.
 
 Since the clock decides, the number of passes differs from run to run, and the text does not (accept.py). Rejected: a fixed table
 of costs, a threshold of acceptance (where drafting breaks even depends on the slope of the verify's cost, which differs by a
@@ -28,6 +33,7 @@ factor of ten between machines), and trying depths at random, which pays for wha
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 from typing import Final
@@ -38,7 +44,7 @@ from ds4py.engine.noise import F64
 from ds4py.protocols import I64, Pass
 
 _KEEP: Final = 15 / 16  # of older counts when a pass adds to them
-_KEEP_NEWS: Final = 0.5  # the same when a probe is right: the text has changed, older counts tell of another one
+_KEEP_NEWS: Final = 0.25  # the same when a probe is right: the text has changed, older counts tell of another one
 _PRIOR: Final = 0.6  # how often a drafted token is right, before anything is known
 _WEIGHT: Final = 2.0  # passes that the prior, or the position before, stands for
 _LEAD: Final = 1.02  # another depth must promise so much more than this one; plain decoding too, before drafting is given up
@@ -46,6 +52,9 @@ _RETURN: Final = 1.05  # drafting must promise so much more than plain decoding,
 _SHARE: Final = 0.01  # of the time that probes may lose
 _DEBT, _CREDIT = -4.0, 30.0  # least and most probes that the account may hold
 _LONGEST_WAIT: Final = 32  # passes between a miss and the next probe
+_SERIES: Final = 12  # probes that follow a right one
+_FIRST_LIMIT: Final = 16.0  # tokens that a drafter is expected to read when it is asked again
+_SLACK: Final = 4  # tokens of a lag that are not worth telling apart
 _LONG_PAUSE: Final = 8  # passes; after such a one, a probe that is right is news
 _FADE: Final = 63 / 64  # of counts that a pass could not add to: they grow old, and what they forbade is tried again
 _REFRESH: Final = 8  # passes without a draft between two looks at everything: looking costs a tenth of a millisecond
@@ -136,6 +145,25 @@ class Chances:
         return found
 
 
+class CatchingUp:
+    """What a drafter reads before it can propose again, when it was not asked for some passes: seconds per token, and how many
+    tokens at most."""
+
+    def __init__(self) -> None:
+        self.limit = _FIRST_LIMIT  # tokens
+        self._seconds = 0.0  # of a token
+
+    def learn(self, n_missed: int, lag: int, seconds: float) -> None:
+        """After n_missed passes without a draft, `lag` tokens took `seconds`."""
+        self._seconds += (seconds / lag - self._seconds) * (0.5 if self._seconds else 1.0)
+        if 2 * self.limit <= n_missed and lag <= 2 * n_missed:  # a longer lag is a prompt's
+            self.limit = math.inf if lag >= n_missed - _SLACK else float(lag)
+
+    def cost(self, n_missed: int) -> float:
+        """Seconds it will take after n_missed passes without a draft."""
+        return self._seconds * min(n_missed, self.limit)
+
+
 class CostAware:
     """protocols.DepthPolicy for one session. See the head of this file."""
 
@@ -150,8 +178,10 @@ class CostAware:
         self._balance = 0.0  # seconds that probes may lose
         self._n_drafts = 0  # verified
         self._pause, self._wait = 1, 0  # passes to wait after the next miss; still to wait now
+        self._series = self._n_wrong = 0  # probes that may still follow one that was right; wrong ones in a row
+        self._back, self._n_missed = CatchingUp(), 0  # passes that were not asked for a draft, up to now
         self._others = (0, 0)  # rows and sessions that shared the last forward
-        self._plain = self._probe = 0.0  # seconds of a plain pass, and that a probe loses
+        self._plain = self._probe = 0.0  # seconds of a plain pass, and that a probe loses beside catching up
 
     def depth(self) -> int:
         return self._depth
@@ -169,6 +199,10 @@ class CostAware:
         if done.asked:
             if done.draft.lag == 0:
                 self._draft.add(done.drafted, done.draft_seconds)
+            else:
+                usual = float(self._draft.at(np.array([done.drafted]))[0])
+                n_missed = 0 if self._on else self._n_missed
+                self._back.learn(n_missed, done.draft.lag, max(done.draft_seconds - usual, 0.0))
             news = done.accepted > 0 and not self._on and self._pause >= _LONG_PAUSE
             self._offered.count(done.drafted, done.asked, _KEEP)
             self._right.count(done.accepted, done.drafted, _KEEP_NEWS if news else _KEEP)
@@ -177,6 +211,7 @@ class CostAware:
             self._others = (done.rows - 1 - done.drafted, done.n_sessions - 1)
             self._price()
         self._settle(done)
+        self._n_missed = 0 if done.asked else self._n_missed + 1
         self._depth = self._choose() if fresh else self._hold()
 
     def _price(self) -> None:
@@ -197,6 +232,10 @@ class CostAware:
         if self._on:  # a passage that drafting lost is forgiven in part, a probe never
             self._balance = max(self._balance, _DEBT * self._probe)
         self._wait = max(self._wait - 1, 0)
+        if done.drafted and not self._on:
+            self._n_wrong = 0 if done.accepted else self._n_wrong + 1
+            going_on = self._series > 0 and self._n_wrong < 2
+            self._series = self._series - 1 if going_on else _SERIES if done.accepted else 0
         if done.accepted:
             self._pause = 1
         elif done.drafted and not self._on:
@@ -207,7 +246,8 @@ class CostAware:
         """The depth by what was decided last: it stays, or a probe if one is due."""
         if self._on:
             return self._depth
-        return self._n_min if not self._wait and self._balance >= self._probe else 0
+        affordable = self._balance >= self._probe + self._back.cost(self._n_missed)
+        return self._n_min if not self._wait and (self._series or affordable) else 0
 
     def _choose(self) -> int:
         if self._n_passes < _PLAIN_PASSES or not self._verify.known:

@@ -5,8 +5,11 @@ changes text: a verify of any length commits the same tokens (accept.py). Opport
 draft decides what is committed; so it uses only policies of this file, and the same counts give the same text on any machine.
 
 `Adaptive` keeps a moving average of how often a drafted token is right, and asks for tokens as far as the last of them is still
-40 % likely to be committed. When the average falls too low it stops asking, and probes after 4 passes, then 8, 16, ... 64.
-Rejected: the length of the last accepted draft as the next depth, which follows noise.
+40 % likely to be committed. When the average falls too low it gives up, never for good: it probes with the shortest draft after
+4 passes, then 8, 16, ... 64; a probe that is right ends that. A drafter that had to read tokens before it could answer again is
+left alone for 16 passes per token at least. So drafting for a text that is never foreseen costs the first ten tokens or so,
+then a row in 64 passes, and of a draft model's reading a token in 16 passes. Rejected: the length of the last accepted draft as
+the next depth, which follows noise.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from ds4py.protocols import DepthPolicy, Pass
 _WORTH: Final = 0.4  # a token is drafted while it is at least so likely to be committed
 _OFF: Final = 0.25  # no drafts while tokens are right less often
 _MEMORY: Final = 12.0  # looks at drafted tokens over which the average forgets
+_FIRST_LOOKS: Final = 4.0  # that the first guess of the average stands for
 _PAUSES: Final = (4, 64)  # first and longest, in passes
+_READING: Final = (16, 64)  # passes of a pause for each token of a lag; most tokens that count
 
 
 class FixedDepth:
@@ -45,6 +50,7 @@ class Adaptive:
         """Depths are 0 or n_min .. n_max."""
         self._n_max, self._n_min = n_max, max(1, n_min)
         self._rate = 0.7  # how often a drafted token that was looked at is right
+        self._looks = _FIRST_LOOKS  # that the average stands for
         self._pause, self._wait = _PAUSES[0], 0  # length of the next pause; passes left of this one
 
     def depth(self) -> int:
@@ -63,11 +69,14 @@ class Adaptive:
         looks = [1.0] * done.accepted + [0.0] * (done.accepted < done.drafted)
         was_off = self._rate < _OFF
         for right in looks:
-            self._rate += (right - self._rate) / _MEMORY
+            self._looks = min(self._looks + 1, _MEMORY)
+            self._rate += (right - self._rate) / self._looks
         if done.accepted and was_off:
             self._rate, self._pause = max(self._rate, _OFF), _PAUSES[0]  # the text has changed: believe it
         elif self._rate < _OFF:
-            self._wait, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
+            read = _READING[0] * min(done.draft.lag, _READING[1])
+            self._wait = max(self._pause, read)
+            self._pause = min(2 * self._wait, _PAUSES[1] + read)
 
 
 class SkipStreak:

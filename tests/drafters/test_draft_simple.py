@@ -13,7 +13,8 @@ from numpy.testing import assert_array_equal
 from toy_model import remembered
 
 from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, open_drafters
-from ds4py.drafters.draft_simple import DraftModel, DraftSimple
+from ds4py.drafters.draft_context import DraftModel
+from ds4py.drafters.draft_simple import DraftSimple
 from ds4py.drafters.vocabulary import check_vocabulary
 from ds4py.drafters.warmth import LEVELS, Warmth
 from ds4py.engine import Engine, FixedDepth, Penalties, Session, SessionOptions, step
@@ -314,7 +315,7 @@ def test_a_restored_session_goes_on_with_its_draft_state(
     engine.save_session(session, tmp_path / "s")
     again = engine.load_session(tmp_path / "s", speculating(SETTINGS["0.7"], drafters))
     drafter = again.drafter
-    assert isinstance(drafter, DraftSimple) and drafter._state.pos >= len(again.tokens) - 5, "nothing has to be fed again"
+    assert isinstance(drafter, DraftSimple) and drafter._whole.state.pos >= len(again.tokens) - 5, "nothing has to be fed again"
     before = (session.stats.drafted, session.stats.accepted)
     first = [row.copy() for done in session.generate(60) for row in done.rows]
     second = [row.copy() for done in again.generate(60) for row in done.rows]
@@ -366,7 +367,7 @@ def test_a_saved_draft_state_of_another_draft_model_is_not_used(
     engine.save_session(session, tmp_path / "s")
     others = exact(engine, tiny_file(noise=0.15))
     again = engine.load_session(tmp_path / "s", speculating(SETTINGS["0.7"], others))
-    assert isinstance(again.drafter, DraftSimple) and again.drafter._state.pos == 0
+    assert isinstance(again.drafter, DraftSimple) and again.drafter._whole.state.pos == 0
     for _ in again.generate(30):
         pass
     assert again.tokens == run(engine, SETTINGS["0.7"], 60)[0].tokens
@@ -450,7 +451,7 @@ def test_a_broken_draft_model_drafts_nothing_and_the_target_goes_on(
     session = engine.session(speculating(SETTINGS["0.7"], drafters))
     drafter = session.drafter
     assert isinstance(drafter, DraftSimple)
-    monkeypatch.setattr(drafter, "_fit", lambda row: np.full(320, np.nan, np.float32))
+    monkeypatch.setattr(drafter._whole, "_fit", lambda row: np.full(320, np.nan, np.float32))
     session.sync(PROMPT)
     for _ in session.generate(20):
         pass

@@ -12,7 +12,7 @@ from scripted_drafters import Scripted, always_wrong, right_with
 from toy_model import toy_engine
 
 from ds4py.engine import SessionOptions
-from ds4py.engine.cost import Chances, CostAware, Curve
+from ds4py.engine.cost import CatchingUp, Chances, CostAware, Curve
 from ds4py.protocols import Draft, Pass, SamplingParams
 
 Cost = Callable[[int], float]
@@ -20,11 +20,23 @@ Cost = Callable[[int], float]
 
 class World:
     """A machine and a text: seconds of a verify by rows and of a proposal by tokens, how often a drafted token is right, and how
-    often the drafter has something to say."""
+    often the drafter has something to say. `reads`: seconds of each token that the drafter reads when it was not asked for some
+    passes, of which it reads the last `n_read` at most."""
 
-    def __init__(self, verify: Cost, draft: Cost, right: float, offers: float = 1.0, jitter: float = 0.03, seed: int = 0) -> None:
+    def __init__(
+        self,
+        verify: Cost,
+        draft: Cost,
+        right: float,
+        offers: float = 1.0,
+        jitter: float = 0.03,
+        seed: int = 0,
+        reads: float = 0.0,
+        n_read: int = 16,
+    ) -> None:
         self.verify, self.draft, self.right, self.offers, self.jitter = verify, draft, right, offers, jitter
         self.rng = np.random.default_rng(seed)
+        self.reads, self.n_read, self.n_missed = reads, n_read, 1
 
     def run(self, policy: CostAware, n: int) -> tuple[list[int], float, int, int]:
         """Depths of n passes, seconds, tokens, and rows beyond one for each pass."""
@@ -33,9 +45,11 @@ class World:
             depth = policy.depth()
             drafted = depth if self.rng.random() < self.offers else 0
             accepted = next((i for i in range(drafted) if self.rng.random() >= self.right), drafted)
-            draft = self._noisy(self.draft(drafted)) if depth else 0.0
+            lag = min(self.n_missed, self.n_read) if depth and self.reads else 0
+            self.n_missed = 0 if depth else self.n_missed + 1
+            draft = self._noisy(self.draft(drafted) + self.reads * lag) if depth else 0.0
             verify = self._noisy(self.verify(1 + drafted))
-            policy.record(Pass(0, 0, depth, Draft([0] * drafted), accepted + 1, draft, verify, 1 + drafted))
+            policy.record(Pass(0, 0, depth, Draft([0] * drafted, lag=lag), accepted + 1, draft, verify, 1 + drafted))
             depths.append(depth)
             seconds += draft + verify
             tokens += accepted + 1
@@ -86,10 +100,10 @@ def test_it_finds_a_depth_nearly_as_good_as_the_best(name: str) -> None:
     assert policy.drafting == (best > 1.05 * plain) or abs(best / plain - 1) < 0.05
 
 
-@pytest.mark.parametrize("draft_seconds", [1e-5, 0.003])
+@pytest.mark.parametrize(("draft_seconds", "reads"), [(1e-5, 0.0), (0.003, 0.0), (0.003, 0.0015), (0.008, 0.004)])
 @pytest.mark.parametrize("slope", [0.05, 0.3, 1.0])
-def test_a_drafter_that_is_always_wrong_costs_at_most_3_percent(slope: float, draft_seconds: float) -> None:
-    world = World(linear(slope), lambda k: draft_seconds * k, 0.0)
+def test_a_drafter_that_is_always_wrong_costs_at_most_3_percent(slope: float, draft_seconds: float, reads: float) -> None:
+    world = World(linear(slope), lambda k: draft_seconds * k, 0.0, reads=reads)
     policy = CostAware(16)
     n = 700
     _, seconds, tokens, extra = world.run(policy, n)
@@ -102,8 +116,49 @@ def test_a_drafter_that_is_always_wrong_costs_at_most_3_percent(slope: float, dr
     assert not policy.drafting and extra >= 3, "it did look"
 
 
-def test_catching_up_is_paid_for_too() -> None:
-    """A draft model that was not asked for a while evaluates all the tokens of that while first."""
+@pytest.mark.parametrize("slope", [0.1, 0.5])
+@pytest.mark.parametrize(("draft_seconds", "reads"), [(1e-5, 0.0), (0.001, 0.0003), (0.002, 0.001), (0.005, 0.003)])
+def test_giving_up_is_not_for_good(slope: float, draft_seconds: float, reads: float) -> None:
+    """A draft model that had been given up never came back: each probe read all that it had missed, was ten times more expensive
+    than the one before, and one that was right was followed by another long wait."""
+    world = World(linear(slope), lambda k: draft_seconds * k, 0.0, reads=reads)
+    policy = CostAware(8)
+    depths, seconds, *_ = world.run(policy, 3000)
+    asked = np.flatnonzero(depths)
+    assert not policy.drafting and seconds < 1.03 * 3000 * 0.010 * (1 + world.jitter * np.sqrt(2 / np.pi))
+    probe = 0.010 * slope + draft_seconds + 16 * reads
+    assert np.diff(asked[-4:]).max() < 50 + 130 * probe / 0.010, "every 100 c passes, if a probe costs c"
+    world.right = 0.9
+    after = next((i for i in range(2500) if world.run(policy, 1) and policy.drafting), None)
+    gain = max(world.rate(depth) for depth in range(9)) / world.rate(0)
+    print(f"slope {slope}, draft {draft_seconds}, reading {reads}: asked {len(asked)} times; gain {gain:.2f}, back after {after}")
+    assert after is not None and after < 1000 if gain > 1.05 else after is None or not policy.drafting
+
+
+def test_a_right_probe_is_followed_by_others_until_two_are_wrong() -> None:
+    world = World(linear(0.2), lambda k: 0.002 * k, 0.0, reads=0.001)
+    policy = CostAware(8)
+    world.run(policy, 2000)
+
+    def probe(accepted: int) -> int:
+        """Passes until it asks again after a probe with so many right tokens."""
+        while not policy.depth():
+            world.run(policy, 1)
+        world.right = float(accepted)
+        world.run(policy, 1)
+        waited = 0
+        while not policy.depth():
+            world.run(policy, 1)
+            waited += 1
+        return waited
+
+    assert probe(0) > 50
+    assert probe(1) == 0, "at once"
+    assert probe(0) == 2 and not policy.drafting
+    assert probe(0) > 50
+
+
+def test_a_drafter_that_reads_all_it_missed_stays_within_the_bound() -> None:
     policy, seconds, since, n = CostAware(8), 0.0, 40, 3000
     for _ in range(n):
         depth = policy.depth()
@@ -201,6 +256,19 @@ def test_bounds_and_no_room() -> None:
 
 
 # --- its parts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_catching_up_is_foreseen_by_what_it_took() -> None:
+    back = CatchingUp()
+    assert back.cost(100) == 0.0
+    back.learn(0, 400, 0.8)  # a prompt
+    assert back.cost(10) == pytest.approx(0.02) and back.cost(1000) == pytest.approx(0.032)
+    back.learn(50, 24, 0.048)  # of 50 missed tokens it read 24
+    assert back.cost(1000) == pytest.approx(0.048)
+    back.learn(90, 590, 1.18)  # a prompt came meanwhile
+    assert back.limit == 24
+    back.learn(90, 89, 0.178)
+    assert back.cost(1000) == pytest.approx(2.0)
 
 
 def test_a_curve_is_monotone_and_goes_on_beyond_what_was_seen() -> None:

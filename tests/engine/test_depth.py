@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,19 @@ def test_adaptive_gives_up_and_probes_ever_more_seldom() -> None:
     gaps = np.diff(probes[-6:])
     assert len(probes) < 25 and sum(depths) < 40, "an always wrong drafter costs few rows"
     assert all(gap == 65 for gap in gaps), "the longest pause is 64 passes"
+
+
+def test_adaptive_leaves_a_drafter_that_must_read_first_alone_for_longer() -> None:
+    """Counts cannot know what reading costs; an always wrong draft model reads a token in 16 passes, and is asked for ever."""
+    policy, n_missed, n_read, asked = Adaptive(8), 1, 0, list[int]()
+    for i in range(4000):
+        depth = policy.depth()
+        lag = min(n_missed, 16) if depth else 0
+        n_missed, n_read = (0, n_read + lag) if depth else (n_missed + 1, n_read)
+        asked += [i] * (depth > 0)
+        done = passed(depth, 0)
+        policy.record(replace(done, draft=replace(done.draft, lag=lag)))
+    assert n_read < 4000 / 16 + 20 and set(np.diff(asked[-4:])) == {321}, "64 passes, and 16 for each of 16 tokens"
 
 
 def test_adaptive_comes_back_when_the_text_changes() -> None:
