@@ -13,11 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ds4py.chat import open_format
-from ds4py.engine import SessionOptions
+from ds4py.drafters import NgramSizes
+from ds4py.drafters.ngram_simple import NgramSimple
+from ds4py.engine import FixedDepth, SessionOptions
 from ds4py.protocols import SamplingParams
 from ds4py.server.app import Settings, build
 from ds4py.server.listening import bind, server_of
@@ -89,6 +91,11 @@ class Scripted:
         return int(self.worker.gauges()["ds4_queue_length"])
 
 
+def plain(options: SessionOptions) -> SessionOptions:
+    """Equips sessions with nothing."""
+    return options
+
+
 @contextlib.contextmanager
 def serving(
     script: Mapping[str, Any],
@@ -96,7 +103,7 @@ def serving(
     n_ctx: int = 20_000,
     defaults: Defaults | None = None,
     settings: Settings | None = None,
-    equip: Callable[[SessionOptions], SessionOptions] = lambda options: options,
+    equip: Callable[[SessionOptions], SessionOptions] = plain,
     cache_bytes: int = 1 << 30,
     max_queue: int = 0,
     max_ids: int = 1000,
@@ -128,6 +135,16 @@ def serving(
         server.should_exit = True
         thread.join(10)
         at.close()
+
+
+def copying(rule: Any = None) -> Callable[[SessionOptions], SessionOptions]:
+    """Equips sessions with a drafter that copies what came before."""
+
+    def equip(options: SessionOptions) -> SessionOptions:
+        made = replace(options, drafter=NgramSimple(NgramSizes(2, 6, 1)), depth=FixedDepth(6))
+        return made if rule is None else replace(made, rule=rule)
+
+    return equip
 
 
 def events_of(body: bytes) -> list[tuple[str | None, Any]]:

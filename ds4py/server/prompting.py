@@ -82,7 +82,9 @@ class Prompting:
         if n >= self.n_ctx:
             raise Refusal(
                 400,
-                f"the prompt has {n} tokens, but with its answer it may have {self.n_ctx}: shorten it, or serve with a larger -c",
+                # programs look for the words at the beginning
+                f"this model's maximum context length is {self.n_ctx} tokens, but the prompt has {n} and leaves no room for an "
+                "answer: shorten it, or serve with a larger -c",
                 code="context_length_exceeded",
                 param="messages",
                 numbers={"n_prompt_tokens": n, "n_ctx": self.n_ctx},

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from scripted_server import TOOLS, Scripted, calls_of, chat_body, events_of, reply, serving
+from scripted_server import TOOLS, Scripted, calls_of, chat_body, copying, events_of, reply, serving
 
-from ds4py.drafters import NgramSizes
-from ds4py.drafters.ngram_simple import NgramSimple
-from ds4py.engine import FixedDepth, SessionOptions
 from ds4py.engine.accept import Opportunistic
 from ds4py.protocols import SamplingParams
 from ds4py.server.prompting import Defaults
@@ -172,16 +168,6 @@ def test_grammars_hold_and_thinking_gives_way(server: Scripted) -> None:
     assert [name for name, _ in calls(any_of_them)] == ["f", "g"]
 
 
-def ngram(rule: Any = None) -> Callable[[SessionOptions], SessionOptions]:
-    """Equips sessions with a drafter that copies what came before."""
-
-    def equip(options: SessionOptions) -> SessionOptions:
-        made = replace(options, drafter=NgramSimple(NgramSizes(2, 6, 1)), depth=FixedDepth(6))
-        return made if rule is None else replace(made, rule=rule)
-
-    return equip
-
-
 def everything(server: Scripted, temperature: float) -> list[Any]:
     """All scripts through all APIs, streaming and not, without what is random or a time."""
     found: list[Any] = []
@@ -206,7 +192,7 @@ def _no_ids(text: str) -> str:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_change_no_byte(temperature: float) -> None:
     script = {"replies": [{**made, "when": f"#{name}#", "sharp": 9.0} for name, made in SCRIPTS.items()]}
-    with serving(script) as plain, serving(script, equip=ngram()) as drafting:
+    with serving(script) as plain, serving(script, equip=copying()) as drafting:
         want, got = everything(plain, temperature), everything(drafting, temperature)
         whole = [one for one in want if not one[1]]
         assert [one for one in got if not one[1]] == whole
@@ -241,7 +227,7 @@ def _joined(one: Any) -> Any:
 def test_opportunistic_drafts_stay_within_one_answer() -> None:
     """Where drafts decide the text it must not depend on what was asked before: each answer has a drafter of its own."""
     script = {"replies": [{**SCRIPTS["repeat"], "sharp": 6.0}]}
-    with serving(script, equip=ngram(Opportunistic()), defaults=Defaults(SamplingParams(1.0))) as server:
+    with serving(script, equip=copying(Opportunistic()), defaults=Defaults(SamplingParams(1.0))) as server:
         object.__setattr__(server.worker.served, "drafts_decide", lambda options: True)
         first, *others = [chat(server, "x", seed=5, max_tokens=60)["message"]["content"] for _ in range(3)]
         assert others == [first, first]
