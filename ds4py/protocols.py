@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from ds4py.latent import LatentOps
+
 F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
@@ -49,6 +53,7 @@ class CacheView(Protocol):
     keys   f16|f32 [G, capacity // 16, d, 16]  position p at [:, (p % capacity) // 16, :, (p % capacity) % 16]
     values f16|f32 [G, capacity, d]            position p at [:, p % capacity]
     Keys are tiled by 16 positions so that scores come out as vectors; a full cache has capacity >= the context.
+    Caches of single rows (latents, pools, see latent.py) have d = 0 keys and G = 1; a pool holds one row per group of positions.
     """
 
     keys: npt.NDArray[Any]
@@ -165,6 +170,29 @@ class Weight(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
 
+class Experts(Protocol):
+    """E matrices [N, K], one per expert, of which a row uses a few."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a row's experts and their weights follow from its E router logits.
+
+    A score is "softmax" over all experts, "sigmoid", or "sqrtsoftplus" of a logit. The n_used experts with the highest score plus
+    `bias` are taken (ties: the lower index), or those that `table` [V, n_used] names for the row's token. Their weights are
+    their scores without the bias, divided by their sum if `normed`, times `scale`."""
+
+    score: str
+    n_used: int
+    bias: F32 | None = None
+    table: I32 | None = None
+    normed: bool = True
+    scale: float = 1.0
+
+
 Buf = Any  # an opaque activation matrix [R, width] float32; only kernels look inside
 
 
@@ -174,16 +202,23 @@ class Rope:
 
     inv_freq: float64 [n_rot // 2] radians per position, all scaling applied; magnitude multiplies cos and sin (YaRN).
     interleaved: pairs are (2i, 2i+1) (llama's permuted weights); else (i, i + n_rot/2) (neox).
+    tail: the last n_rot dimensions of a head turn; else the first.
     """
 
     inv_freq: npt.NDArray[np.float64]
     interleaved: bool
     magnitude: float = 1.0
+    tail: bool = False
 
 
 class Ops(Protocol):
     """The operations that a model file may call. Buffers are [R, width] float32; row i never depends on other rows except
     through the caches. Models never look at values, so a backend may run at once (reference) or record and replay."""
+
+    @property
+    def latent(self) -> LatentOps:
+        """Streams, rounding and attention over latents."""
+        ...
 
     def embed(self, weight: Weight, scale: float = 1.0) -> Buf:
         """Rows of `weight` [V, D] for the call's tokens, times `scale`."""
@@ -193,16 +228,16 @@ class Ops(Protocol):
         """The vectors [R, width] that came with the call's rows (`Rows.given`)."""
         ...
 
-    def rms_norm(self, x: Buf, weight: F32, eps: float, n_heads: int = 1) -> Buf:
-        """x / sqrt(mean(x^2) + eps) * weight, over each of `n_heads` equal slices of the row; weight [width / n_heads]."""
+    def rms_norm(self, x: Buf, weight: F32 | None, eps: float, n_heads: int = 1) -> Buf:
+        """x / sqrt(mean(x^2) + eps) * weight, over each of `n_heads` equal slices of the row; weight [width / n_heads] if any."""
         ...
 
     def linear(self, x: Buf, weight: Weight, bias: F32 | None = None) -> Buf:
         """x @ weight.T + bias -> [R, N]."""
         ...
 
-    def rope(self, x: Buf, rope: Rope, n_heads: int) -> Buf:
-        """Rotate the first n_rot dims of each head by the row's position."""
+    def rope(self, x: Buf, rope: Rope, n_heads: int, inverse: bool = False) -> Buf:
+        """Rotate n_rot dims of each head by the row's position, or back."""
         ...
 
     def attend(
@@ -234,8 +269,17 @@ class Ops(Protocol):
         """Rows of `a` followed by rows of `b`: [R, width of a + width of b]."""
         ...
 
-    def gated(self, gate: Buf, up: Buf, act: str) -> Buf:
-        """act(gate) * up, act in {"silu", "gelu"} (gelu: tanh form)."""
+    def gated(self, gate: Buf, up: Buf, act: str, limit: float = 0.0) -> Buf:
+        """act(gate) * up, act in {"silu", "gelu"} (gelu: tanh form). With a limit, gate is first cut above, up on both sides."""
+        ...
+
+    def route(self, logits: Buf, router: Router) -> Buf:
+        """Each row's experts and weights from router logits [R, E]. Opaque; `experts` takes it."""
+        ...
+
+    def experts(self, x: Buf, routing: Buf, gate: Experts, up: Experts, down: Experts, act: str, limit: float = 0.0) -> Buf:
+        """sum over a row's experts e of down_e @ (weight_e * gated(gate_e @ x, up_e @ x, act, limit)), summed in the order of the
+        routing, which is that of falling score plus bias (of the table, where there is one): [R, N]."""
         ...
 
     def softcap(self, x: Buf, cap: float) -> Buf:
@@ -244,6 +288,10 @@ class Ops(Protocol):
 
     def pick(self, x: Buf) -> Buf:
         """The rows whose logits are asked: [L, width]."""
+        ...
+
+    def wants(self, layer: int) -> bool:
+        """Whether the call asks for the tap `layer`: for taps that cost something to make."""
         ...
 
     def tap(self, layer: int, x: Buf) -> None:
@@ -263,8 +311,12 @@ class Kernels(Protocol):
         """Take a 2-D GGUF tensor (gguf.Tensor)."""
         ...
 
+    def experts(self, tensor: Any) -> Experts:
+        """Take a 3-D GGUF tensor, whose last dimension counts experts."""
+        ...
+
     def vector(self, tensor: Any) -> F32:
-        """A 1-D tensor as float32."""
+        """A small tensor as float32, flat."""
         ...
 
     def ready(self, key: object, graph: Callable[[Ops], Buf]) -> None:

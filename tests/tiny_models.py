@@ -207,7 +207,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         if config.query_pre_attn_scalar != config.head_dim:
             own["attention.scale"] = config.query_pre_attn_scalar**-0.5
     keys = {f"{architecture}.{key}": value for key, value in own.items()}
-    return {"general.architecture": architecture, "general.name": f"tiny {architecture}", **keys, **_tokenizer(config.vocab_size)}
+    names = {"general.architecture": architecture, "general.name": f"tiny {architecture}"}
+    return {**names, **keys, **tokenizer_keys(config.vocab_size)}
 
 
 def _rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +223,7 @@ def _rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _tokenizer(n_vocab: int) -> dict[str, Any]:
+def tokenizer_keys(n_vocab: int) -> dict[str, Any]:
     """A byte-level vocabulary with one merge: ids 0..255 are the bytes, then end of text, "th", and unused entries."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     symbol = {byte: chr(byte) for byte in printable}

@@ -112,6 +112,7 @@ def remembered(state: State) -> list[npt.NDArray[Any]]:
     rings = [max(0, state.pos - cache.window + 1) if cache.window else 0 for cache in state.caches]
     parts: list[npt.NDArray[Any]] = [np.array([state.pos, *sum(state.tiles, ())], np.int64)]
     for cache, first in zip(state.caches, rings, strict=True):
-        slots: I64 = np.arange(first, state.pos) % cache.capacity
+        every = getattr(cache, "every", 1)  # a pool has one entry per closed group
+        slots: I64 = np.arange(first, state.pos // every) % cache.capacity
         parts += [cache.values[:, slots], cache.keys[:, slots // 16, :, slots % 16]]
     return parts

@@ -33,6 +33,11 @@ class _Shape:
     shape: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class _ExpertShape:
+    shape: tuple[int, int, int]
+
+
 class _Shapes:
     """A backend that keeps no weights: enough to build a model and ask it for its caches."""
 
@@ -43,6 +48,9 @@ class _Shapes:
 
     def weight(self, tensor: Tensor) -> _Shape:
         return _Shape((tensor.n_rows, tensor.row_len))
+
+    def experts(self, tensor: Tensor) -> _ExpertShape:
+        return _ExpertShape((tensor.shape[2], tensor.shape[1], tensor.shape[0]))
 
     def vector(self, tensor: Tensor) -> F32:
         return np.zeros(math.prod(tensor.shape), np.float32)

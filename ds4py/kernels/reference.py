@@ -8,6 +8,7 @@ at a time on the row path and one tile of `prefill_tile` rows at a time on the p
 Attention always goes row by row, each over exactly the positions it sees. In float64 only the finished logits are rounded.
 
 It works on `protocols.CacheView` by the published slot arithmetic and shares no code with `state/`, so each checks the other.
+The operations on latents are in reference_latent.py.
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ds4py.protocols import F32, I64, Buf, CacheView, Ops, Out, Rope, Rows
+from ds4py.kernels.reference_latent import RefLatentOps, rotate
+from ds4py.protocols import F32, I64, Buf, CacheView, Ops, Out, Rope, Router, Rows
 from ds4py.quants import decode
 
 TILE = 16  # positions per key tile, see CacheView
+SMALL = 1e-20  # added to a sum of expert weights, which can underflow to 0
+_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,31 @@ class RefWeight:
         row_bytes = self.tensor.nbytes // n_out
         data = self.tensor.data[first * row_bytes : (first + n) * row_bytes]
         return decode(self.tensor.type, data, n * k).reshape(n, k)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Experts of each row and their weights, [R, n_used] both."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RefExperts:
+    """A GGUF tensor [K, N, E] left as it lies in the file."""
+
+    tensor: Any  # gguf.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.tensor.shape[2], self.tensor.shape[1], self.tensor.shape[0])
+
+    def matrix(self, expert: int) -> F32:
+        """Decode one expert's matrix: float32 [N, K]."""
+        n_experts, n_out, k = self.shape
+        n_bytes = self.tensor.nbytes // n_experts
+        return decode(self.tensor.type, self.tensor.data[expert * n_bytes : (expert + 1) * n_bytes], n_out * k).reshape(n_out, k)
 
 
 class ReferenceKernels:
@@ -65,14 +98,17 @@ class ReferenceKernels:
     def weight(self, tensor: Any) -> RefWeight:
         return RefWeight(tensor)
 
+    def experts(self, tensor: Any) -> RefExperts:
+        return RefExperts(tensor)
+
     def vector(self, tensor: Any) -> F32:
-        return decode(tensor.type, tensor.data, tensor.shape[0])
+        return decode(tensor.type, tensor.data, tensor.n_values)
 
     def ready(self, key: object, graph: Callable[[Ops], Buf]) -> None:
         """Nothing to prepare: weights are decoded at every use."""
 
     def run(self, key: object, graph: Callable[[Ops], Buf], rows: Rows, taps: Sequence[int]) -> Out:
-        ops = _RefOps(self, rows, frozenset(taps))
+        ops = RefOps(self, rows, frozenset(taps))
         with torch.inference_mode():
             logits = graph(ops).to(torch.float32).numpy()
         counts = np.bincount(rows.span_of[rows.logit_rows], minlength=len(rows.states))
@@ -85,54 +121,59 @@ class ReferenceKernels:
         return self.prefill_tile if path == "prefill" else 1
 
 
-class _RefOps:
+class RefOps:
     """`protocols.Ops` for one forward call. A Buf is a torch tensor [R, width], a Weight is a RefWeight."""
 
     def __init__(self, kernels: ReferenceKernels, rows: Rows, wanted: frozenset[int]) -> None:
         self._kernels = kernels
-        self._rows = rows
+        self.rows = rows
         self._wanted = wanted
         self._picked = False  # rows picked for logits are no tiles
         self.taps: dict[int, F32] = {}
+        self.latent = RefLatentOps(self)
 
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+    def first(self, row: int) -> int:
+        """The lowest position that row number `row` may see."""
+        return 0 if self.rows.first is None else int(self.rows.first[row])
+
+    def product(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """x [R, K] @ matrix.T [K, N], by as many rows at once as this backend promises to."""
+        chunk = self._kernels.rows_at_once("row" if self._picked else self.rows.path) or len(x)
+        return torch.cat([x[i : i + chunk].clone() @ matrix.T for i in range(0, len(x), chunk)])
+
+    def by_row(self, f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """f(x), one row at a time where rows must not matter: torch's exp and log give other bits at the end of an array than
+        inside, which shows in rows that are no multiple of a vector."""
+        return torch.cat([f(x[i : i + 1]) for i in range(len(x))]) if self._kernels.row_by_row else f(x)
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
         """A copy in the backend's dtype, in memory that torch aligned (a product's bits may depend on alignment)."""
         copy = torch.empty(array.shape, dtype=self._kernels.dtype)
         copy.numpy()[...] = array
         return copy
 
     def embed(self, weight: Any, scale: float = 1.0) -> torch.Tensor:
-        return self._tensor(np.concatenate([weight.rows(int(token), 1) for token in self._rows.tokens])) * scale
+        return self.tensor(np.concatenate([weight.rows(int(token), 1) for token in self.rows.tokens])) * scale
 
     def given(self, width: int) -> torch.Tensor:
-        rows = self._rows.given
-        if rows is None or rows.shape != (self._rows.n, width):
-            raise ValueError(f"the graph needs vectors [{self._rows.n}, {width}] with its rows")
-        return self._tensor(rows)
+        rows = self.rows.given
+        if rows is None or rows.shape != (self.rows.n, width):
+            raise ValueError(f"the graph needs vectors [{self.rows.n}, {width}] with its rows")
+        return self.tensor(rows)
 
-    def rms_norm(self, x: torch.Tensor, weight: F32, eps: float, n_heads: int = 1) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: F32 | None, eps: float, n_heads: int = 1) -> torch.Tensor:
         heads = x.view(len(x), n_heads, x.shape[1] // n_heads)
-        mean = heads.square().mean(-1, keepdim=True)
-        return (heads * torch.rsqrt(mean + eps) * self._tensor(weight)).view(x.shape)
+        normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)
+        return (normed if weight is None else normed * self.tensor(weight)).view(x.shape)
 
     def linear(self, x: torch.Tensor, weight: Any, bias: F32 | None = None) -> torch.Tensor:
         if not len(x):  # no logits asked: the largest matrix of the model need not be decoded
             return x.new_empty(0, weight.shape[0])
-        matrix = self._tensor(weight.rows(0, weight.shape[0])).T
-        chunk = self._kernels.rows_at_once("row" if self._picked else self._rows.path) or len(x)
-        out = torch.cat([x[i : i + chunk].clone() @ matrix for i in range(0, len(x), chunk)])
-        return out if bias is None else out + self._tensor(bias)
+        out = self.product(x, self.tensor(weight.rows(0, weight.shape[0])))
+        return out if bias is None else out + self.tensor(bias)
 
-    def rope(self, x: torch.Tensor, rope: Rope, n_heads: int) -> torch.Tensor:
-        n_rot = 2 * len(rope.inv_freq)
-        angle = torch.from_numpy(self._rows.pos[:, None] * rope.inv_freq[None])[:, None]  # float64 [R, 1, n_rot / 2]
-        cos, sin = ((f(angle) * rope.magnitude).to(x.dtype) for f in (torch.cos, torch.sin))
-        heads = x.view(len(x), n_heads, x.shape[1] // n_heads)
-        first, second = _pairs(n_rot, rope.interleaved)
-        out = heads.clone()
-        out[..., first] = heads[..., first] * cos - heads[..., second] * sin
-        out[..., second] = heads[..., first] * sin + heads[..., second] * cos
-        return out.view(x.shape)
+    def rope(self, x: torch.Tensor, rope: Rope, n_heads: int, inverse: bool = False) -> torch.Tensor:
+        return rotate(x, self.rows.pos, rope, n_heads, inverse)
 
     def attend(
         self,
@@ -149,25 +190,25 @@ class _RefOps:
         self.store(k, v, cache, n_kv_heads)
         queries = q.view(len(q), n_kv_heads, n_heads // n_kv_heads, -1)
         mixed = []
-        for i, (pos, span) in enumerate(zip(self._rows.pos, self._rows.span_of, strict=True)):
-            view = self._rows.states[span].caches[cache]
-            first = int(self._rows.first[i]) if self._rows.first is not None else 0
+        for i, (pos, span) in enumerate(zip(self.rows.pos, self.rows.span_of, strict=True)):
+            view = self.rows.states[span].caches[cache]
+            first = self.first(i)
             if view.window:
                 first = max(first, int(pos) - view.window + 1)
-            last = int(self._rows.pos[self._rows.span_of == span].max()) if block else int(pos)
+            last = int(self.rows.pos[self.rows.span_of == span].max()) if block else int(pos)
             mixed.append(self._attend_row(queries[i], view, first, last, scale, softcap))
         return torch.stack(mixed).view(len(q), -1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, cache: int, n_kv_heads: int) -> None:
         keys, values = (t.view(len(t), n_kv_heads, -1).to(torch.float32).numpy() for t in (k, v))
-        for i, (pos, span) in enumerate(zip(self._rows.pos, self._rows.span_of, strict=True)):
-            _store(self._rows.states[span].caches[cache], int(pos), keys[i], values[i])
+        for i, (pos, span) in enumerate(zip(self.rows.pos, self.rows.span_of, strict=True)):
+            _store(self.rows.states[span].caches[cache], int(pos), keys[i], values[i])
 
     def _attend_row(
         self, q: torch.Tensor, cache: CacheView, first: int, last: int, scale: float, softcap: float
     ) -> torch.Tensor:
         """One row's queries [G, H / G, d] over positions first..last -> [H * d]."""
-        keys, values = (self._tensor(rows) for rows in _load(cache, np.arange(first, last + 1)))
+        keys, values = (self.tensor(rows) for rows in _load(cache, np.arange(first, last + 1)))
         scores = q.clone() @ keys.transpose(1, 2) * scale  # [G, H / G, n]
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -182,30 +223,55 @@ class _RefOps:
     def concat(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.cat([a, b], 1)
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
+    def gated(self, gate: torch.Tensor, up: torch.Tensor, act: str, limit: float = 0.0) -> torch.Tensor:
+        if limit:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         if act == "silu":
             return F.silu(gate) * up
         if act == "gelu":
             return F.gelu(gate, approximate="tanh") * up
         raise ValueError(f"there is no activation {act!r}")
 
+    def route(self, logits: torch.Tensor, router: Router) -> Routing:
+        scores = self.by_row(_SCORES[router.score], logits)
+        if router.table is not None:
+            ids = torch.from_numpy(router.table[self.rows.tokens].astype(np.int64))
+        else:
+            wanted = scores if router.bias is None else scores + self.tensor(router.bias)
+            ids = torch.argsort(wanted, dim=-1, descending=True, stable=True)[:, : router.n_used]
+        weights = scores.gather(1, ids)
+        if router.normed:
+            weights = weights / (weights.sum(-1, keepdim=True) + SMALL)
+        return Routing(ids, weights * router.scale)
+
+    def experts(
+        self, x: torch.Tensor, routing: Routing, gate: Any, up: Any, down: Any, act: str, limit: float = 0.0
+    ) -> torch.Tensor:
+        parts = x.new_zeros(len(x), routing.ids.shape[1], down.shape[1])
+        for e in routing.ids.unique().tolist():
+            row, slot = torch.where(routing.ids == e)
+            inputs = x[row]
+            g, u = (self.product(inputs, self.tensor(m.matrix(e))) for m in (gate, up))
+            h = self.gated(g, u, act, limit) * routing.weights[row, slot, None]
+            parts[row, slot] = self.product(h, self.tensor(down.matrix(e)))
+        out = parts[:, 0]
+        for i in range(1, parts.shape[1]):
+            out = out + parts[:, i]
+        return out
+
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return cap * torch.tanh(x / cap)
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
         self._picked = True
-        return x[torch.from_numpy(self._rows.logit_rows)]
+        return x[torch.from_numpy(self.rows.logit_rows)]
+
+    def wants(self, layer: int) -> bool:
+        return layer in self._wanted
 
     def tap(self, layer: int, x: torch.Tensor) -> None:
         if layer in self._wanted:
             self.taps[layer] = x.to(torch.float32).numpy().copy()
-
-
-def _pairs(n_rot: int, interleaved: bool) -> tuple[slice, slice]:
-    """The two members of every rotated pair: even and odd dimensions, or first and second half."""
-    if interleaved:
-        return slice(0, n_rot, 2), slice(1, n_rot, 2)
-    return slice(0, n_rot // 2), slice(n_rot // 2, n_rot)
 
 
 def _store(cache: CacheView, pos: int, key: F32, value: F32) -> None:

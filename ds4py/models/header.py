@@ -81,6 +81,19 @@ class Header:
             raise self.fail(name, f"is {value}; it must be above 0")
         return float(value)
 
+    def numbers(self, name: str, n: int) -> list[float]:
+        """The first n entries of an array of finite numbers; a single number stands for all entries."""
+        value = self.raw(name)
+        if value is None:
+            raise self.fail(name, "is missing")
+        entries = list(value)[:n] if isinstance(value, Sequence) and not isinstance(value, str) else [value] * n
+        if len(entries) < n:
+            raise self.fail(name, f"has {len(entries)} entries, fewer than the {n} layers")
+        bad = next((x for x in entries if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x)), None)
+        if bad is not None:
+            raise self.fail(name, f"holds {bad!r}, not a finite number")
+        return entries
+
     def heads(self, n_embd: int) -> Heads:
         """`attention.head_count`, `head_count_kv` and `key_length`, which must fit each other and the hidden size `n_embd`."""
         n_head = self.count("attention.head_count")

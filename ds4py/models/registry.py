@@ -24,12 +24,13 @@ SUPPORTED: Mapping[str, str] = MappingProxyType(
         "qwen2": "ds4py.models.qwen2",
         "qwen3": "ds4py.models.qwen3",
         "gemma3": "ds4py.models.gemma3",
+        "deepseek4": "ds4py.models.deepseek4",
     }
 )
 
 # known by name, to say "not yet" rather than "never heard of it"
 PLANNED = frozenset(
-    {"deepseek4", "deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
+    {"deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
 )
 
 

@@ -18,17 +18,20 @@ import numpy.typing as npt
 
 from ds4py.errors import ContextError, UsageError
 from ds4py.protocols import Buf, Kernels, Ops, Out, Rows, Span
-from ds4py.state import Cache, FullCache, SlidingCache, State
+from ds4py.state import Cache, FullCache, PoolCache, SlidingCache, State
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What one attention layer keeps: window 0 keeps every position."""
+    """One cache, of which an attention layer has one or several. window 0 keeps every position; `every` above 1 keeps one row per
+    group of so many positions. `exact`: float32 at least, whatever the dtype of attention caches."""
 
     n_kv_heads: int
     key_len: int
     value_len: int
     window: int = 0
+    every: int = 1
+    exact: bool = False
 
 
 class Network(Protocol):
@@ -52,6 +55,8 @@ class LoadedModel:
         self.vocab_size = network.vocab_size
         self.n_layers = network.n_layers
         self.n_ctx_train = network.n_ctx_train
+        # an architecture may offer one more: all its streams, as they enter the head
+        self.last_tap: int = getattr(network, "last_tap", network.n_layers - 1)
 
     def new_state(self, n_ctx: int, slack: int) -> State:
         """Empty caches for n_ctx positions, of which the last `slack` can always be taken back. ValueError for n_ctx < 1.
@@ -86,8 +91,8 @@ class LoadedModel:
             raise ValueError(f"a forward of {n_rows} rows; this backend takes 1 to {self.kernels.max_rows}")
         if len({id(span.state) for span in spans}) != len(spans):
             raise ValueError("one session appears twice in a forward")
-        if any(not -1 <= layer < self.n_layers for layer in taps):
-            raise ValueError(f"taps {list(taps)} are not all layers -1..{self.n_layers - 1}")
+        if any(not -1 <= layer <= self.last_tap for layer in taps):
+            raise ValueError(f"taps {list(taps)} are not all layers -1..{self.last_tap}")
         if path not in ("row", "prefill"):
             raise ValueError(f"there is no path {path!r}")
         for span in spans:
@@ -111,9 +116,12 @@ def new_state(specs: Sequence[CacheSpec], n_ctx: int, slack: int, dtype: npt.DTy
     """Empty caches for `n_ctx` positions; rings hold `slack` positions more than their window."""
 
     def cache(spec: CacheSpec) -> Cache:
+        own = np.promote_types(np.dtype(dtype), np.float32) if spec.exact else dtype
         if spec.window:
-            return SlidingCache(spec.window, slack, spec.n_kv_heads, spec.key_len, spec.value_len, dtype)
-        return FullCache(n_ctx, spec.n_kv_heads, spec.key_len, spec.value_len, dtype)
+            return SlidingCache(spec.window, slack, spec.n_kv_heads, spec.key_len, spec.value_len, own)
+        if spec.every > 1:
+            return PoolCache(n_ctx, spec.every, spec.value_len, own)
+        return FullCache(n_ctx, spec.n_kv_heads, spec.key_len, spec.value_len, own)
 
     return State([cache(spec) for spec in specs], n_ctx)
 

@@ -9,9 +9,11 @@ fluent but wrong text. Elsewhere (factors, other heads, blocks past `block_count
 
 from __future__ import annotations
 
+import numpy as np
+
 from ds4py.errors import FormatError, UnsupportedError
-from ds4py.gguf import GgufFile, Tensor
-from ds4py.protocols import F32, Kernels, Weight
+from ds4py.gguf import GgmlType, GgufFile, Tensor
+from ds4py.protocols import F32, I32, Experts, Kernels, Weight
 
 HARMLESS = ("attn_rot_embd", "attn.rot_embd", "rotary_emb.inv_freq")  # old converters stored what follows from the metadata
 
@@ -34,6 +36,24 @@ class Tensors:
     def vector(self, name: str, n: int) -> F32:
         """`name` as float32 [n]."""
         return self._kernels.vector(self.shaped(name, (n,)))
+
+    def array(self, name: str, *shape: int) -> F32:
+        """`name`, a small tensor, as float32 of numpy shape `shape` (the GGUF shape reversed)."""
+        return self._kernels.vector(self.shaped(name, shape[::-1])).reshape(shape)
+
+    def experts(self, name: str, n_experts: int, n_out: int, n_in: int) -> Experts:
+        """`name` as matrices [n_experts, n_out, n_in]."""
+        return self._kernels.experts(self.shaped(name, (n_in, n_out, n_experts)))
+
+    def table(self, name: str, n_rows: int, n: int, limit: int) -> I32:
+        """`name`, whole numbers 0..limit - 1, as int32 [n_rows, n]."""
+        tensor = self.shaped(name, (n, n_rows))
+        if tensor.type != GgmlType.I32:
+            raise FormatError(f"{self._g.path}: {name} has type {tensor.type.name}; it must be a table of I32.")
+        values: I32 = tensor.data.view("<i4").astype(np.int32).reshape(n_rows, n)
+        if values.size and not 0 <= int(values.min()) <= int(values.max()) < limit:
+            raise FormatError(f"{self._g.path}: {name} holds numbers outside 0..{limit - 1}; the file is damaged.")
+        return values
 
     def optional_vector(self, name: str, n: int) -> F32 | None:
         return self.vector(name, n) if self.has(name) else None

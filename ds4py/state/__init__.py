@@ -4,7 +4,7 @@ A `State` holds one cache per attention layer and answers one question for the r
 `pos`? Everything stored at or past `pos` is garbage by definition, so forgetting is an assignment and nothing is ever erased.
 """
 
-from ds4py.state.caches import Cache, FullCache, Parts, SlidingCache
+from ds4py.state.caches import Cache, FullCache, Parts, PoolCache, SlidingCache
 from ds4py.state.state import Snapshot, State
 
-__all__ = ["Cache", "FullCache", "Parts", "SlidingCache", "Snapshot", "State"]
+__all__ = ["Cache", "FullCache", "Parts", "PoolCache", "SlidingCache", "Snapshot", "State"]

@@ -1,4 +1,4 @@
-"""The attention caches: all positions, or a ring of the last ones.
+"""The attention caches: all positions, a ring of the last ones, or one entry per group of positions.
 
 A cache owns its arrays and knows one thing beyond them: which positions a truncated session may still stand on. It does not know
 the session's position; `State` does, and passes it in, because all caches of a model move together.
@@ -8,7 +8,12 @@ row p sees positions above p - W, so a session may go back to any p with p - W >
 still stored. That is `high - S - 1` once the ring has wrapped, 0 before. The arrays are a little longer than W + S (whole tiles),
 and the extra slots are never counted on, so that results and refusals do not depend on rounding.
 
-Another kind of cache (compressed, recurrent) is one more class with the methods of `Cache`; `State` has no list of kinds.
+A pool has one entry per closed group of m positions. How many entries count follows from the position, pos // m; an entry is
+made anew whenever its closing position is evaluated, from projected rows that a ring keeps. So a pool needs no undoing, and its
+floor is that of the ring. Rejected: copying the open group's state before each draft, a second truth beside the position.
+
+A cache of single rows (latents, pools, projected rows) has keys of length 0. Another kind of cache (recurrent) is one more class
+with the methods of `Cache`; `State` has no list of kinds.
 """
 
 from __future__ import annotations
@@ -118,6 +123,43 @@ class FullCache:
     def check(self, parts: Parts, pos: int) -> None:
         if self._arrays.checked(parts, pos) != 0:
             raise FormatError("Saved rows of a full cache do not start at position 0; the saved state belongs to another model.")
+
+    def restore(self, parts: Parts, pos: int) -> None:
+        self._arrays.write(0, parts["keys"], parts["values"])
+
+    def clear(self) -> None:
+        pass
+
+
+class PoolCache:
+    """One row per closed group of `every` positions, each at its own index; entry e belongs to positions e * every onward."""
+
+    window = 0
+
+    def __init__(self, n_ctx: int, every: int, width: int, dtype: npt.DTypeLike = np.float16) -> None:
+        """Entries of `width` values for a context of n_ctx positions; dtype float16, float32 or float64."""
+        self.every = every
+        self.capacity = layout.round_up(max(1, n_ctx // every))
+        self._arrays = _Arrays(1, 0, width, self.capacity, dtype)
+        self.keys, self.values = self._arrays.keys, self._arrays.values
+
+    def floor(self, high: int) -> int:
+        return 0
+
+    def logical(self, lo: int, hi: int) -> tuple[layout.Rows, layout.Rows]:
+        """Copies of the entries that count at `hi` and belong to positions from `lo` on: keys [1, n, 0], rows [1, n, width]."""
+        return self._arrays.read(-(-lo // self.every), hi // self.every)
+
+    def store(self, lo: int, keys: layout.Rows, values: layout.Rows) -> None:
+        """Write entries [1, n, width] from number `lo` on; keys are [1, n, 0]."""
+        self._arrays.write(lo, keys, values)
+
+    def save(self, pos: int, high: int) -> Parts:
+        return self._arrays.parts(0, pos // self.every)
+
+    def check(self, parts: Parts, pos: int) -> None:
+        if self._arrays.checked(parts, pos // self.every) != 0:
+            raise FormatError("Saved entries of a pool do not start at the first; the saved state belongs to another model.")
 
     def restore(self, parts: Parts, pos: int) -> None:
         self._arrays.write(0, parts["keys"], parts["values"])

@@ -68,7 +68,7 @@ def read_keys(keys: npt.NDArray[Any], lo: int, hi: int) -> Rows:
     for at, slot, n in slot_runs(lo, hi, n_tiles * TILE):
         first = slot // TILE
         tiles = keys[:, first : round_up(slot + n) // TILE]
-        rows = tiles.transpose(0, 1, 3, 2).reshape(n_groups, -1, d)
+        rows = tiles.transpose(0, 1, 3, 2).reshape(n_groups, tiles.shape[1] * TILE, d)
         out[:, at : at + n] = rows[:, slot - first * TILE :][:, :n]
     return out
 

@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
         ("engine/a.py", "from ds4py import cli", "engine may not import cli"),
         ("engine/a.py", "from ..cli.options import OPTIONS", "engine may not import cli"),
         ("errors.py", "from ds4py import protocols", "errors may not import protocols"),
-        ("models/a.py", "import torch.nn", "torch may be imported only in kernels/reference.py"),
+        ("models/a.py", "import torch.nn", "torch may be imported only in kernels/reference"),
         ("kernels/cpu/a.py", "import torch", "torch may be imported only in"),
         ("kernels/reference.py", "import llvmlite.ir", "llvmlite may be imported only in kernels/cpu/"),
         ("cli/a.py", "import gguf", "gguf may be imported only in tests"),

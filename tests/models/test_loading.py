@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_models import ARCHITECTURES, tiny_config, tiny_gguf, tiny_module, write_tiny
+from tiny_v4 import make_tiny as make_tiny_v4
 
 from ds4py.errors import ContextError, FormatError, UnsupportedError, UsageError
 from ds4py.gguf import GgmlType, NewTensor, open_gguf, write_gguf
@@ -95,7 +96,7 @@ def test_contradicting_metadata_is_refused_by_key(llama: Path, edit: Edit, sente
 
 
 UNSUPPORTED = [
-    (set_key("general.architecture", "deepseek4"), "'deepseek4' is not supported yet; supported are gemma3, llama, qwen2, qwen3"),
+    (set_key("general.architecture", "deepseek41"), "'deepseek41' is not supported yet; supported are deepseek4, gemma3"),
     (set_key("general.architecture", "qwen3moe"), "not supported yet"),
     (set_key("general.architecture", "frobnicate"), "not one this program knows"),
     (set_key("llama.expert_count", 8), "llama.expert_count asks for a mixture of experts"),
@@ -114,13 +115,16 @@ def test_what_is_not_built_is_refused_by_name(llama: Path, edit: Edit, sentence:
 
 
 def test_every_supported_architecture_has_a_tiny_model() -> None:
-    assert set(SUPPORTED) == set(ARCHITECTURES)
+    assert set(SUPPORTED) == {*ARCHITECTURES, "deepseek4"}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "deepseek4"])
 def test_every_tensor_is_required_with_its_shape(tmp_path: Path, architecture: str) -> None:
     """Leave out, then reshape, each tensor that transformers' model has; only an untied head may be missing."""
-    source = tiny_gguf(architecture, tmp_path / "tiny.gguf", GgmlType.F32, num_hidden_layers=1)
+    if architecture == "deepseek4":  # a layer with an indexer and a table of experts, and one without
+        source = make_tiny_v4(num_hidden_layers=2, compress_ratios=[4, 128]).write(tmp_path / "tiny.gguf")
+    else:
+        source = tiny_gguf(architecture, tmp_path / "tiny.gguf", GgmlType.F32, num_hidden_layers=1)
     for name, tensor in open_gguf(source).tensors.items():
         if name != "output.weight":
             with pytest.raises(FormatError, match=f"the tensor {name} is missing"):

@@ -23,7 +23,7 @@ from ds4py.kernels.cpu.packed import Packed
 from ds4py.kernels.cpu.recorder import Buffer, Pool, Program, Recorder
 from ds4py.kernels.cpu.target import Target, target_for
 from ds4py.kernels.cpu.weights import CpuWeight
-from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams
+from ds4py.protocols import F32, Experts, Ops, Out, Rope, Rows, SamplingParams
 from ds4py.quants import decode
 
 ROPE_CHUNK = 1024  # positions by which a rotary table grows
@@ -70,6 +70,9 @@ class CpuKernels:
     # --- protocols.Kernels ---
     def weight(self, tensor: Tensor) -> CpuWeight:
         return CpuWeight(self, tensor)
+
+    def experts(self, tensor: Tensor) -> Experts:
+        raise UnsupportedError(f"tensor {tensor.name}: the CPU kernels have no experts yet; use --backend reference")
 
     def vector(self, tensor: Tensor) -> F32:
         return decode(tensor.type, tensor.data, tensor.n_values)

@@ -140,8 +140,9 @@ class Recorder:
         self._op(at, [self.backend.given_at(width), out.address, width, width, self.n_rows], "row", [], [out])
         return out
 
-    def rms_norm(self, x: Buffer, weight: F32, eps: float, n_heads: int = 1) -> Buffer:
+    def rms_norm(self, x: Buffer, weight: F32 | None, eps: float, n_heads: int = 1) -> Buffer:
         width = x.width // n_heads
+        weight = np.ones(width, np.float32) if weight is None else weight
         if width % 4 or len(weight) != width:
             raise UnsupportedError(f"the CPU kernels normalise rows of a multiple of 4 values; this model has {width}")
         out = self._new(x.width, "row", x.n_rows)
