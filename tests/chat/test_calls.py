@@ -91,6 +91,15 @@ CASES = [  # syntax, text, plain text, calls
     (BARE, '{"name": "f", "parameters": {"s": "a', "", [("f", '{"s": "a', False)]),
     (BARE, '{"name": "f"}\n\nDone', "\n\nDone", [("f", "{}", True)]),
     (BARE, '{"parameters": {"a": 1}, "name": "g"}', "", [("g", '{"a": 1}', True)]),
+    (BARE, '```json\n{"name": "g", "parameters": {"a": "b"}}\n```', "", [("g", '{"a": "b"}', True)]),
+    (BARE, '```json\n{"x": 1}\n```', '```json\n{"x": 1}\n```', []),
+    (BARE, "```python\nf()\n```", "```python\nf()\n```", []),
+    # small models forget the tags
+    (TAGGED, '{"name": "f", "arguments": {"s": "a"}}', "", [("f", '{"s": "a"}', True)]),
+    (TAGGED, '```json\n{"name": "f", "arguments": {"s": "a"}}\n```\n', "", [("f", '{"s": "a"}', True)]),
+    (TAGGED, '{"name": "f"}\n{"name": "g"}\n<tool_call>{"name": "g"}</tool_call> so', " so",
+     [("f", "{}", True), ("g", "{}", True), ("g", "{}", True)]),
+    (TAGGED, '{"name": "Ada"} <tool_call>{"name": "g"}</tool_call>', '{"name": "Ada"}', [("g", "{}", True)]),
 ]
 
 
@@ -149,7 +158,14 @@ def test_what_is_payload() -> None:
     assert payload_of(TAGGED, text) == 'Hi <t\n<tva\\"l"x"'
     xml = "<tool_call>\n<function=f>\n<parameter=s>\na </b> c\n</parameter>\n</function>\n</tool_call>"
     assert payload_of(XML, xml) == "<t\na </b> c\n</p"
-    assert payload_of(BARE, '{"name": "f", "parameters": {"s": "ab"}}') == '{ab"'
+    assert payload_of(BARE, '{"name": "f", "parameters": {"s": "ab"}}') == '{"name": "f",ab"'  # until it is known for a call
+    assert payload_of(TAGGED, '{"name": "Ada", "age": 36}') == '{"name": "Ada", "age": 36}'
+
+
+def test_json_that_is_no_call_streams_at_once() -> None:
+    for syntax in (TAGGED, BARE):
+        parser = syntax.parser(TOOLS)
+        assert parser.feed('{"age": 3') == [Plain('{"age": 3', 0)] and parser.feed("6,") == [Plain("6,", 9)]
 
 
 def test_streamed_arguments_only_grow() -> None:

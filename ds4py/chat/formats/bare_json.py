@@ -1,13 +1,15 @@
 """Calls that are bare JSON objects: Llama 3.1, 3.2 and 3.3, which write `{"name": ..., "parameters": {...}}` as a whole answer.
 
-Nothing marks such a call, so an answer that begins with a brace is held until its name is known, and it counts as a call only if
-that is the name of a tool that was given; anything else comes out as the text it is. Several calls follow each other, separated
-by a semicolon, a comma or a line break. An answer that begins otherwise has no calls in it.
+Nothing marks such a call, so an answer that begins with a brace (or a fence of code around one) is held until its name is known,
+and it counts as a call only if that is the name of a tool that was given; anything else comes out as the text it is, as soon as
+its first key is none that calls have. Several calls follow each other, separated by a semicolon, a comma or a line break. An
+answer that begins otherwise has no calls in it. Until the name is known nothing is drawn greedily: it may be just an answer.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -28,7 +30,10 @@ from ds4py.chat.calls import (
 from ds4py.chat.events import CallEnd, CallStart
 
 TAG: Final = "<|python_tag|>"
-_BETWEEN: Final = " \t\r\n;,"
+_BETWEEN: Final = " \t\r\n;,}"
+_FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n\s*")
+_MAYBE_FENCE = re.compile(r"`{1,3}\Z|```[a-z_]{0,9}[ \t]*\Z|```(?:json|tool_call|tool_code)?[ \t]*\n\s*\Z")
+_KEYS: Final = frozenset({"name", "type", "function", "tool_call", "arguments", "parameters"})
 
 
 class Phase(Enum):
@@ -40,7 +45,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class BareState:
-    """raw: an object whose name is not known yet, with the blanks before it; ended: the last call's object is complete."""
+    """raw: an object whose name is not known yet, with what stands before it."""
 
     phase: Phase = Phase.START
     held: str = ""
@@ -61,7 +66,7 @@ class BareParser:
     def is_syntax(self) -> bool:
         state = self.state
         if state.phase is Phase.OBJECT:
-            return not state.object.in_payload
+            return not state.raw and not state.object.in_payload
         return state.phase is Phase.START and TAG.startswith(state.held) and len(state.held) >= 2
 
     def feed(self, text: str) -> list[CallPart]:
@@ -81,7 +86,7 @@ class BareParser:
         if state.phase is Phase.OBJECT and not state.raw:
             body = CallObject(state.index, state.object)
             parts += [*body.cut(), CallEnd(state.index, False, state.n_seen)]
-        elif state.phase is not Phase.BETWEEN and state.raw + state.held:
+        elif state.phase is not Phase.BETWEEN and state.raw + state.held:  # behind a call only blanks and a fence are held
             parts.append(Plain(state.raw + state.held, state.n_seen - len(state.raw + state.held)))
         return joined(parts)
 
@@ -91,8 +96,10 @@ class BareParser:
         body = text.lstrip()
         tag = body.startswith(TAG)
         body = body.removeprefix(TAG).lstrip()
-        if not body or (not tag and TAG.startswith(body)):
+        if not body or (not tag and TAG.startswith(body)) or _MAYBE_FENCE.match(body):
             return text, True
+        if fence := _FENCE.match(body):
+            body = body[fence.end() :]
         if not body.startswith("{"):
             self.state = replace(self.state, phase=Phase.TEXT)
             return text, False
@@ -109,6 +116,8 @@ class BareParser:
             at += n
             if not is_call:
                 self.state = replace(self.state, raw=self.state.raw + text[at - n : at])
+                if body.state.is_value and body.state.key not in _KEYS:
+                    return self._no_call(text[at:], parts)
             if events and isinstance(events[0], CallStart):
                 if events[0].name not in self._names:
                     return self._no_call(text[at:], parts)
@@ -133,8 +142,12 @@ class BareParser:
 
     def _between(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         body = text.lstrip(_BETWEEN)
-        if not body:
+        if not body or "```".startswith(body):
             return text, True
+        if body.startswith("```"):
+            body = body[3:].lstrip(_BETWEEN)
+            if not body:
+                return text, True
         if body.startswith("{"):
             self.state = replace(self.state, phase=Phase.OBJECT, raw=text[: len(text) - len(body)], object=ObjectState())
             return body, False

@@ -2,8 +2,9 @@
 
 Inside the tags stands a JSON object with a name and arguments, or the `<function=NAME>` dialect (xml_call.py). Models drift from
 one into the other, so the parser takes either, whichever was described. It is lenient where the meaning is plain: closing tags
-may be missing, braces doubled, several objects may share a pair of tags. Blank text around calls belongs to the markup. What
-stands between tags and is no call comes out as text, tags and all.
+may be missing, braces doubled, several objects may share a pair of tags; an answer that begins with the bare object, as small
+models write it, is read as bare_json.py does. Blank text around calls belongs to the markup. What stands between tags and is no
+call comes out as text, tags and all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from ds4py.chat.calls import CallObject, CallParser, CallPart, ObjectState, Plain, function_of, joined, literal, quoted, schema_of
 from ds4py.chat.events import CallEnd, CallEvent
+from ds4py.chat.formats.bare_json import BareParser, BareState
 from ds4py.chat.formats.xml_call import FUNCTION, Place, XmlBody, XmlState
 
 OPEN: Final = "<tool_call>"
@@ -196,6 +198,44 @@ class TagParser:
         return body[closed:], False
 
 
+class LenientParser:
+    """A `CallParser`: bare objects at the start of an answer, tags behind them."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._bare, self._tags = BareParser(tools), TagParser(tools)
+
+    @property
+    def state(self) -> tuple[BareState, TagState]:
+        return self._bare.state, self._tags.state
+
+    @state.setter
+    def state(self, state: tuple[BareState, TagState]) -> None:
+        self._bare.state, self._tags.state = state
+
+    @property
+    def is_syntax(self) -> bool:
+        return self._bare.is_syntax or self._tags.is_syntax
+
+    def feed(self, text: str) -> list[CallPart]:
+        return self._through(self._bare.feed(text))
+
+    def flush(self) -> list[CallPart]:
+        return joined([*self._through(self._bare.flush()), *self._tags.flush()])
+
+    def _through(self, parts: list[CallPart]) -> list[CallPart]:
+        """`parts`, with the texts among them searched for tags."""
+        out: list[CallPart] = []
+        for part in parts:
+            if not isinstance(part, Plain):
+                out.append(part)
+                continue
+            behind, index = self._bare.state.index, self._tags.state.index
+            if self._tags.state.n_seen != part.at:  # the first text behind bare calls
+                self._tags.state = replace(self._tags.state, n_seen=part.at, index=max(behind, index), after_call=behind > 0)
+            out += self._tags.feed(part.text)
+        return joined(out)
+
+
 @dataclass(frozen=True)
 class TaggedCalls:
     """The `CallSyntax`. xml: calls are described, and forced, in the `<function=` dialect."""
@@ -205,7 +245,7 @@ class TaggedCalls:
     opener: str | None = OPEN
 
     def parser(self, tools: Sequence[Mapping[str, Any]]) -> CallParser:
-        return TagParser(tools)
+        return LenientParser(tools)
 
     def begun(self, text: str) -> int | None:
         found = _BEGUN.search(text)
