@@ -6,7 +6,7 @@ at every row of a verified block, proposals obey it as well, and a rejected draf
 Penalties, bias and temperature of the inner schedule apply first, then the mask.
 
 It holds from a position on (the end of the prompt), or from the token after a marker such as `</think>`, wherever in a block that
-comes. Once the text is complete, only stop tokens are left.
+comes. Once the text is complete, only stop tokens are left. In a conversation it begins again with each answer (`restart`).
 
 A token that does not fit can only come from outside (teacher forcing, a history that was edited): from there on nothing is ruled
 out, until the session goes back before it.
@@ -100,6 +100,13 @@ class GrammarSchedule:
         self._first: int | None = start if after is None else None  # position of the first token that the parser is given
         self._n_consumed = 0  # tokens from there on that it has consumed
         self._mask: npt.NDArray[np.bool_] | None = None  # of tokens ruled out at `pos`, if known
+
+    def restart(self, start: int, after: int | None = None) -> None:
+        """From now on the answer that begins at `start` obeys, whatever was said before; `after` as in Grammar.schedule. For
+        before the prompt is pushed."""
+        self._matcher.rollback(self._n_consumed)
+        self._start, self._after, self._first = start, after, start if after is None else None
+        self._n_consumed, self._mask = 0, None
 
     @property
     def pos(self) -> int:

@@ -110,19 +110,18 @@ def _answer(values: Values, g: GgufFile, n_ctx: int, out: Terminal, log: Termina
 
 def _chat(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, out: Terminal, log: Terminal) -> int:
     from ds4py.cli import prompting
-    from ds4py.cli.constraint import refuse_in_chat
+    from ds4py.cli.constraint import constraint
     from ds4py.cli.conversation import Conversation
     from ds4py.cli.line_editor import LineEditor
     from ds4py.cli.repl import Repl
     from ds4py.cli.speculating import say_opening
 
-    refuse_in_chat(values)
-
     chat = prompting.chat_format(values, g, tokenizer, log)
     messages, how = prompting.opening_messages(values, chat, log), prompting.thinking(values, chat, log)
+    grammar = constraint(values, tokenizer)
     opened = _open(values, g, tokenizer, n_ctx, log)
     options = _session_options(values, opened, chat, log)
-    conversation = Conversation(opened, chat, options, messages, how, values.texts("reverse_prompt"))
+    conversation = Conversation(opened, chat, options, messages, how, values.texts("reverse_prompt"), grammar)
     say_opening(opened.speculation, options, log)
     log.say("ds4: /help lists the commands, Ctrl-D leaves")
     try:

@@ -1,8 +1,8 @@
 """--grammar and --json-schema: an answer that can only be what a grammar allows.
 
-The grammar is compiled before weights are read, since it is what a user most often mistypes, and joined with the session's other
-settings once the prompt's length is known: it holds from the first token of the answer, or, where the answer begins inside
-reasoning, from the token that closes it. It is for one answer; the interactive chat refuses it.
+The grammar is compiled before weights are read, since it is what a user most often mistypes, and joined with the session's
+other settings. It holds from the first token of the answer, or, where the answer begins inside reasoning, from the token that
+closes it; in the interactive chat for every answer anew.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ds4py.cli.parsing import Values
 from ds4py.cli.prompting import Prompt
 from ds4py.engine import SessionOptions
 from ds4py.engine.schedule import FixedSchedule
-from ds4py.errors import UnsupportedError, UsageError
+from ds4py.errors import UnsupportedError
 from ds4py.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ds4py.chat.grammar import Grammar
+    from ds4py.chat.grammar import Grammar, GrammarSchedule
 
 # Option -> (kind of grammar, whether its value names a file).
 _OPTIONS: Final = {
@@ -44,21 +44,26 @@ def constraint(values: Values, tokenizer: Tokenizer) -> Grammar | None:
     return GrammarCompiler(tokenizer).compile(kind, read_text(text) if is_file else text)
 
 
+def masked(options: SessionOptions, grammar: Grammar, opened: Opened) -> GrammarSchedule:
+    """`grammar` over the settings of `options`, for one session of `opened`; `restart` tells it where an answer begins."""
+    return grammar.schedule(FixedSchedule(options.params, options.penalties, options.bias, opened.engine.model.vocab_size), 0)
+
+
+def answer_start(prompt: Prompt, tokenizer: Tokenizer, chat: ChatFormat | None) -> tuple[int, int | None]:
+    """Where the grammar begins to hold in the answer to `prompt`: a position, and the token after which, if there is reasoning
+    before the answer. Raises UnsupportedError where no single token ends that."""
+    if not (prompt.inside_thinking and chat is not None and chat.think_tags is not None):
+        return len(prompt.ids), None
+    closing = tokenizer.encode(chat.think_tags.close, special=True)
+    if len(closing) != 1:
+        raise UnsupportedError(f"a grammar after reasoning needs {chat.think_tags.close} to be one token; add --nothink")
+    return len(prompt.ids), closing[0]
+
+
 def constrained(
     options: SessionOptions, grammar: Grammar, prompt: Prompt, opened: Opened, chat: ChatFormat | None
 ) -> SessionOptions:
     """`options` with `grammar` on the answer to `prompt`."""
-    inner = FixedSchedule(options.params, options.penalties, options.bias, opened.engine.model.vocab_size)
-    after = None
-    if prompt.inside_thinking and chat is not None and chat.think_tags is not None:
-        closing = opened.tokenizer.encode(chat.think_tags.close, special=True)
-        if len(closing) != 1:
-            raise UnsupportedError(f"a grammar after reasoning needs {chat.think_tags.close} to be one token; add --nothink")
-        after = closing[0]
-    return replace(options, schedule=grammar.schedule(inner, len(prompt.ids), after))
-
-
-def refuse_in_chat(values: Values) -> None:
-    name = values.last_given(*_OPTIONS)
-    if name is not None:
-        raise UsageError(f"{name} is for one answer: give its prompt with -p, --prompt-file or standard input")
+    schedule = masked(options, grammar, opened)
+    schedule.restart(*answer_start(prompt, opened.tokenizer, chat))
+    return replace(options, schedule=schedule)

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ds4py.chat import ChatFormat, Message
 from ds4py.cli.answering import Turn, take_turn
+from ds4py.cli.constraint import answer_start, masked
 from ds4py.cli.opening import Opened
 from ds4py.cli.prompting import Prompt, Thinking, chat_prompt, reply_stream
 from ds4py.cli.screen import Screen
@@ -24,6 +26,9 @@ from ds4py.cli.terminal import Terminal
 from ds4py.engine import Session, SessionOptions
 from ds4py.errors import ResourceError
 from ds4py.tokenizer import PromptText
+
+if TYPE_CHECKING:
+    from ds4py.chat.grammar import Grammar, GrammarSchedule
 
 
 class Conversation:
@@ -37,14 +42,18 @@ class Conversation:
         messages: Sequence[Message],
         how: Thinking,
         stop_strings: Sequence[str] = (),
+        grammar: Grammar | None = None,
     ) -> None:
+        """`grammar`: what every answer obeys."""
         self.opened = opened
         self.chat = chat
         self.how = how
-        self.session: Session = opened.session(options)
+        self._options = options
+        self._grammar = grammar
+        self._masks: GrammarSchedule | None = None  # of the session
+        self.session = self._new_session()
         self.messages = list(messages)
         self._opening = tuple(messages)
-        self._options = options
         self._stop_strings = tuple(stop_strings)
         self._read = ""  # text of what the session holds, as far as it is a prompt and its reply
 
@@ -53,6 +62,8 @@ class Conversation:
         self.messages.append(Message("user", text))
         try:
             prompt = self._prompt()
+            if self._masks is not None:
+                self._masks.restart(*answer_start(prompt, self.opened.tokenizer, self.chat))
             screen = Screen(out, reply_stream(self.opened.tokenizer, self.chat, prompt, self._stop_strings), self.chat.think_tags)
             turn = take_turn(self.session, prompt.ids, n_tokens, screen, log)
         except BaseException:
@@ -77,13 +88,21 @@ class Conversation:
         old = self.opened
         self.opened = dataclasses.replace(old, engine=engine)
         try:
-            session = self.opened.session(self._options)
+            session = self._new_session()
         except ResourceError:
             self.opened = old
             raise
         self._learn()
         self.session = session
         self._read = ""
+
+    def _new_session(self) -> Session:
+        if self._grammar is None:
+            return self.opened.session(self._options)
+        masks = masked(self._options, self._grammar, self.opened)
+        session = self.opened.session(dataclasses.replace(self._options, schedule=masks))
+        self._masks = masks
+        return session
 
     def _learn(self) -> None:
         """The session is about to forget: what drafts are made from may be worth keeping."""

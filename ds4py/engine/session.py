@@ -62,7 +62,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session samples and drafts. `schedule` replaces params, penalties and bias for settings that change on the way.
+    """How a session samples and drafts. `schedule` replaces params, penalties and bias for settings that change on the way;
+    `params.temperature` then tells whether anything is drawn at all.
 
     A drafter, a depth policy and a schedule belong to one session: they hold its history."""
 

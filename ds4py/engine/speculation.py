@@ -41,8 +41,9 @@ def speculating(options: SessionOptions, drafters: Drafters, user: str = "") -> 
 
 
 def is_opportunistic(options: SessionOptions, config: SpecConfig) -> bool:
-    """Whether drafts may decide the text: asked for, and not greedy decoding throughout."""
-    return config.accept == "opportunistic" and (options.schedule is not None or options.params.temperature > 0)
+    """Whether drafts may decide the text: asked for, and not greedy decoding throughout. A schedule draws nothing where `params`
+    says temperature 0 (a grammar, tool syntax); one that does is sampled exactly."""
+    return config.accept == "opportunistic" and options.params.temperature > 0
 
 
 def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
@@ -58,7 +59,7 @@ def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
     elif is_opportunistic(options, config):
         how = f"{hot}, opportunistic"
     else:
-        how = f"{cold}, {'exact' if options.schedule or options.params.temperature > 0 else 'greedy'}"
+        how = f"{cold}, {'exact' if options.params.temperature > 0 else 'greedy'}"
     streak = f", one draft left out after {config.skip_streak} in a row without an accepted token" if config.skip_streak else ""
     return f"{drafters.line}, {how}{streak}"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ds4py.chat.formats.base import ThinkTags
-from ds4py.cli.constraint import constrained, constraint, refuse_in_chat
+from ds4py.cli.constraint import constrained, constraint
 from ds4py.cli.parsing import parse
 from ds4py.cli.prompting import Prompt
 from ds4py.engine import SessionOptions
@@ -83,8 +83,27 @@ def test_a_broken_grammar_is_one_sentence(argv: list[str], tokenizer: Tokenizer)
     assert "\n" not in str(caught.value)
 
 
-def test_two_grammars_and_a_grammar_in_the_chat_are_refused() -> None:
+def test_two_grammars_are_refused() -> None:
     with pytest.raises(UsageError, match="--grammar and --json-schema"):
         parse("ds4", ["--grammar", "x", "-j", "{}"])
-    with pytest.raises(UsageError, match="--json-schema is for one answer"):
-        refuse_in_chat(parse("ds4", ["-j", "{}"]))
+
+
+def test_it_begins_again_with_each_answer(schedule: Callable[..., SamplingSchedule], tokenizer: Tokenizer) -> None:
+    """Also when the last one was cut short, ran on, or is taken back."""
+    made: Any = schedule(False)
+    (yes,), (no,) = tokenizer.encode('"'), tokenizer.encode("7")
+    stop = next(iter(tokenizer.stop_ids))
+    for said in ([yes], [yes, no, no], tokenizer.encode('"yes"'), [*tokenizer.encode('"no"'), stop], [no]):
+        for token in said:
+            made.push(token)
+        made.restart(made.pos + 4)
+        for token in (5, yes, 9, 8):
+            made.push(token)  # the next prompt, a part of which could be an answer
+        assert 0 < allowed(made, tokenizer.vocab_size) < 20 and made.allows(yes)
+        made.push(yes)
+        assert 0 < allowed(made, tokenizer.vocab_size) < 40 and not made.allows(yes)
+        made.truncate(made.pos - 1)
+        assert made.allows(yes)
+    made.restart(4)  # back to an early turn of the conversation
+    made.truncate(4)
+    assert made.allows(yes) and not made.allows(no)

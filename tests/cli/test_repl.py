@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ds4py.chat import Message, open_format
+from ds4py.chat.grammar import Grammar, GrammarCompiler
 from ds4py.cli.conversation import Conversation, after
 from ds4py.cli.help import SLASH_COMMANDS
 from ds4py.cli.opening import Opened
 from ds4py.cli.prompting import Thinking
 from ds4py.cli.repl import Repl
+from ds4py.cli.speculating import Speculation
 from ds4py.cli.terminal import Terminal
+from ds4py.drafters import NgramSizes, SpecConfig, open_drafters
 from ds4py.engine import Engine, EngineOptions, SessionOptions
+from ds4py.engine.speculation import target_of
 from ds4py.errors import ContextError, Ds4Error, UsageError
 from ds4py.gguf import open_gguf
 from ds4py.protocols import SamplingParams
@@ -30,12 +36,18 @@ def opened(smollm2_path: Path) -> Opened:
     return Opened(g, load_tokenizer(g), Engine.open(g, EngineOptions(n_ctx=512, threads=1)))
 
 
-def talk(opened: Opened, stops: tuple[str, ...] = (), force: str = "") -> Conversation:
+FRUITS = r'''root ::= "{\"fruits\":[" fruit "," fruit "],\"again\":true}"
+fruit ::= "\"apple\"" | "\"pear\""'''
+
+
+def talk(
+    opened: Opened, stops: tuple[str, ...] = (), force: str = "", grammar: Grammar | None = None, temperature: float = 0.0
+) -> Conversation:
     """A greedy conversation. `force`: only tokens that are single characters of it are drawn, at random."""
     chat = open_format(opened.g, opened.tokenizer)
     bias = {opened.tokenizer.encode(char)[0]: 100.0 for char in force}
-    options = SessionOptions(SamplingParams(1.0 if force else 0.0), bias=bias, seed=1, stop_ids=chat.stop_ids)
-    return Conversation(opened, chat, options, [Message("system", "Be brief.")], Thinking(), stops)
+    options = SessionOptions(SamplingParams(1.0 if force else temperature), bias=bias, seed=1, stop_ids=chat.stop_ids)
+    return Conversation(opened, chat, options, [Message("system", "Be brief.")], Thinking(), stops, grammar)
 
 
 class Lines:
@@ -143,6 +155,27 @@ def test_what_follows_a_text(
 ) -> None:
     found = after(PromptText(segments), text)
     assert (None if found is None else found.segments) == rest
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_answer_obeys_the_grammar_with_drafts_on(opened: Opened, temperature: float) -> None:
+    """Also after /reset, /ctx, an interrupted turn and an edit; drafts change nothing that exact sampling says."""
+    grammar = GrammarCompiler(opened.tokenizer).compile("gbnf", FRUITS)
+    config = SpecConfig(types=("ngram-map-k", "ngram-cache"), ngram_map_k=NgramSizes(2, 8), accept="exact", depth="fixed")
+    speculation = Speculation(open_drafters(config, target_of(opened.engine, opened.g)))
+    said = []
+    for drafting in (None, speculation):
+        conversation = talk(replace(opened, speculation=drafting), grammar=grammar, temperature=temperature)
+        for line in ("Name a fruit twice.", "Again.", "/reset", "Name a fruit.", "/ctx 256", "And the same."):
+            Repl(conversation, 40, 512, NOWHERE, NOWHERE).handle_line(line)
+            if not line.startswith("/"):
+                assert set(json.loads(conversation.messages[-1].content)) == {"fruits", "again"}
+        conversation.messages[-2:] = []  # the last turn is taken back
+        assert conversation.ask("Cut.", 3, NOWHERE, NOWHERE).end == "length"
+        conversation.ask("And on.", 60, NOWHERE, NOWHERE)
+        assert json.loads(conversation.messages[-1].content)["again"] is True
+        said.append([message.content for message in conversation.messages])
+    assert said[0] == said[1] and conversation.session.stats.accepted > 5
 
 
 # --- commands --------------------------------------------------------------------------------------------------------------

@@ -181,3 +181,14 @@ def test_no_colours_when_not_wanted(chat: Chat) -> None:
     coloured.line("/help")
     coloured.expect("/quit, /exit")
     assert b"\x1b[36m/help" in coloured.raw
+
+
+def test_a_grammar_holds_in_every_answer(chat: Chat) -> None:
+    screen = chat("-n", "12", "-c", "512", "-j", '{"enum":["yes","no"]}', "--spec-type", "ngram-cache")
+    for _ in range(2):
+        screen.line("Is the sea wet?")
+        screen.expect(r'\n"(yes|no)"\n')
+        screen.expect(SPEED)
+        screen.expect(PROMPT)
+    screen.line("/quit")
+    assert screen.wait() == 0
