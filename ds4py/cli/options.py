@@ -99,6 +99,11 @@ EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("--prompt", "--prompt-file", "--imatrix-dataset"),
     ),
+    "ds4-eval": (
+        ("--baseline-url", "--baseline"),
+        ("--baseline-inputs", "--baseline"),
+        *(("--url", name) for name in ("--model", "--drafters", "--spec-draft-model")),
+    ),
     "ds4-bench": (
         ("--prompt-file", "--chat-prompt-file"),
         ("--teacher-forced-decode", "--dump-frontier-logits-dir"),

@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -128,7 +128,7 @@ class Bench:
     def drafters(self, config: SpecConfig) -> Drafters:
         """New ones, except for a draft model, whose sessions share nothing but weights."""
         name = "+".join(config.types)
-        if name not in self._opened or "draft-simple" not in config.types:
+        if name not in self._opened or config.draft_model is None:
             self._opened[name] = open_drafters(config, target_of(self._engine, self._g))
         return self._opened[name]
 
@@ -137,10 +137,19 @@ class Bench:
         options = SessionOptions(params=SamplingParams(temperature, min_p=0.05 if temperature else 0.0), seed=seed)
         if config is not None:
             options = speculating(options, self.drafters(config))
-        session = self._read[text].fork(options)
+        session = self._standing(text, options)
         begun = time.perf_counter()
         n = sum(len(step.tokens) for step in session.generate(self._n_gen))
         return Run(n, time.perf_counter() - begun, session.stats)
+
+    def _standing(self, text: str, options: SessionOptions) -> Session:
+        """A session that has read `text`. One whose drafter listens to the target's layers has to read it itself."""
+        read = self._read[text]
+        if options.drafter is None or not options.drafter.needs.taps:
+            return read.fork(options)
+        session = self._engine.session(replace(options, epoch=read.sampler.noise.epoch + 1))
+        session.sync(read.tokens)
+        return session
 
 
 def spec_bench(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
@@ -184,8 +193,8 @@ def configs_of(values: Values) -> list[SpecConfig]:
         raise UsageError("--spec needs drafters to measure, such as --spec ngram-simple,ngram-mod")
     draft = Path(values.text("spec_draft_model")) if values.has("spec_draft_model") else None
     accept = "exact" if values.flag("mtp_exact_sampling") else "opportunistic"
-    drafts = {"draft-simple": draft}
-    return [spec_config(values, (name,), drafts.get(name), accept, values.text("spec_depth")) for name in types]
+    depth = values.text("spec_depth")
+    return [spec_config(values, (name,), draft if name.startswith("draft-") else None, accept, depth) for name in types]
 
 
 def measure(bench: Bench, configs: Mapping[str, SpecConfig], rounds: int) -> Iterator[Cell]:

@@ -12,6 +12,7 @@ from draft_tools import PAIR
 
 from ds4py.cli.eval.breakeven import Costs, Need, chance_for, easiest, need, sentences, tokens_of
 from ds4py.cli.eval.cells import Round, cell, cells
+from ds4py.cli.eval.choices import contenders, temperatures
 from ds4py.cli.eval.command import main
 from ds4py.cli.eval.costs import draft_costs, rising, row_counts
 from ds4py.cli.eval.loops import looping, stale_share, tail_period
@@ -19,7 +20,6 @@ from ds4py.cli.eval.prompts import CATEGORIES, chosen, own_prompts, parsed
 from ds4py.cli.eval.report import CSV_HEADER, table
 from ds4py.cli.eval.report import csv as csv_line
 from ds4py.cli.eval.runs import Run
-from ds4py.cli.eval.spec import contenders, temperatures
 from ds4py.cli.parsing import parse
 from ds4py.errors import FormatError, UsageError
 from ds4py.protocols import Draft, Pass, SpecStats

@@ -7,13 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
+from draft_tools import PAIR
 from tiny_models import tiny_gguf
 
 from ds4py.cli.bench import main
 from ds4py.cli.parsing import parse
-from ds4py.cli.spec_bench import CSV_HEADER, TEXTS, Run, cell_of, configs_of, table
+from ds4py.cli.spec_bench import CSV_HEADER, TEXTS, Bench, Run, cell_of, configs_of, table
+from ds4py.engine import Engine, EngineOptions, SessionOptions
+from ds4py.engine.speculation import speculating
 from ds4py.errors import UsageError
+from ds4py.gguf import open_gguf
 from ds4py.protocols import Draft, Pass, SpecStats
+from ds4py.tokenizer import load_tokenizer
 
 
 def run(tokens: int, seconds: float, *accepted: int) -> Run:
@@ -51,6 +56,23 @@ def test_settings_reach_the_drafters() -> None:
     found = configs_of(parse("ds4-bench", argv))
     assert [config.types for config in found] == [("ngram-simple",), ("ngram-mod",)]
     assert found[0].ngram_simple.key == 3 and found[0].accept == "exact"
+
+
+def test_a_draft_that_listens_to_the_target_reads_the_prompt_itself(tmp_path: Path) -> None:
+    """Forked sessions hand over no residuals, so such a draft would find nothing to go by and draft short."""
+    g = open_gguf(PAIR / "target.gguf")
+    argv = ["--spec", "draft-dspark", "-md", str(PAIR / "dspark.gguf"), "--spec-depth", "fixed"]
+    config = configs_of(parse("ds4-bench", argv))[0]
+    tokenizer = load_tokenizer(g)
+    bench = Bench(g, tokenizer, Engine.open(g, EngineOptions(n_ctx=1024, threads=1, max_rows=16)), 40)
+    heard: list[int] = []
+    options = SessionOptions(trace=lambda done: heard.append(done.drafted))
+    session = bench._standing("story", speculating(options, bench.drafters(config)))
+    assert session.drafter.pos == len(session.tokens) - 1 and session.drafter.floor == 0
+    for _ in session.generate(8):
+        pass
+    assert heard[0] == 7, "the first draft is a whole block"
+    assert bench.run("story", 1.0, 3, config).tokens == 40
 
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

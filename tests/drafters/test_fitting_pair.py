@@ -88,12 +88,19 @@ def test_the_text_stays_and_drafts_are_right_and_wrong(setting: Setting, tempera
 
 
 def test_a_stop_token_inside_a_block_ends_the_text(setting: Setting) -> None:
-    """The language ends its logs on day 99 with an end token that the draft sees coming."""
-    end = setting.tokenizer.stop_ids
-    ids = setting.prompt(TEXTS[-1])
-    plain, session = setting.session(0.0, "none", end), setting.session(0.0, "exact", end)
-    assert generated(session, ids, 230) == generated(plain, ids, 230)
-    assert session.finish == plain.finish
+    """Any token of the text as the stop token, so that it comes at every place of a block, mostly in the accepted part of one."""
+    ids = setting.prompt(TEXTS[1])
+    whole = generated(setting.session(0.0, "none"), ids, 60)
+    inside = 0
+    for stop in sorted(set(whole[len(ids) :])):
+        passes: list[Pass] = []
+        session = setting.session(0.0, "exact", frozenset([stop]))
+        session.trace = passes.append
+        first = whole.index(stop, len(ids))
+        assert generated(session, ids, 60) == whole[: first + 1] and session.finish == "stop"
+        inside += passes[-1].committed <= passes[-1].drafted
+        assert session.state.pos == first
+    assert inside > 5
 
 
 def test_rewound_and_edited_sessions_draft_as_fresh_ones(setting: Setting) -> None:

@@ -23,6 +23,10 @@ def _run(found: Scan) -> int:
     values = finish(COMMAND, found)
     if not values.flag("spec"):
         raise UsageError("what is to be evaluated? --spec measures drafting")
+    if values.has("url"):
+        from ds4py.cli.eval.serving import server_eval
+
+        return server_eval(values)
     from ds4py.cli.eval.spec import spec_eval
     from ds4py.cli.opening import open_file, open_tokenizer
 

@@ -27,7 +27,8 @@ def row(cell: Cell) -> list[str]:
     start = [cell.category, f"{cell.temperature:g}", cell.drafter, str(cell.rounds)]
     if not cell.rounds:
         return [*start, *["-"] * (len(_COLUMNS) - len(start))]
-    shares = ", ".join(f"{share:.2f}" for share in cell.accepted_by_position[:_SHOWN]) or "no drafts"
+    none = "not told" if cell.drafted else "no drafts"
+    shares = ", ".join(f"{share:.2f}" for share in cell.accepted_by_position[:_SHOWN]) or none
     speeds = [f"{cell.plain_tps:.1f}", f"{cell.tps:.1f}", f"{cell.ratio:.2f}", f"{cell.ratio_min:.2f}-{cell.ratio_max:.2f}"]
     return [*start, f"{cell.tokens_per_pass:.2f}", f"{cell.acceptance:.2f}", shares, *speeds]
 

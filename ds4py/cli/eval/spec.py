@@ -18,65 +18,27 @@ from typing import Any, Final
 from ds4py.chat import open_format
 from ds4py.cli.eval.breakeven import FAST, Need, sentences
 from ds4py.cli.eval.cells import EVERY, Cell, Round, cells
+from ds4py.cli.eval.choices import contenders, prompts_of, temperatures
 from ds4py.cli.eval.costs import needs, row_counts, verify_costs
 from ds4py.cli.eval.plot import draw
-from ds4py.cli.eval.prompts import Prompt, chosen, own_prompts, read_prompts
+from ds4py.cli.eval.prompts import Prompt
 from ds4py.cli.eval.report import CSV_HEADER, csv, table
 from ds4py.cli.eval.runs import Bench, Contender, Run, context_needed
 from ds4py.cli.files import result_file
 from ds4py.cli.parsing import Values
-from ds4py.cli.speculating import checked_types, rows_needed, spec_config
+from ds4py.cli.speculating import rows_needed
 from ds4py.cli.terminal import Terminal, open_terminal
-from ds4py.drafters import recognise
 from ds4py.engine import Engine, EngineOptions
-from ds4py.errors import Ds4Error, UsageError
-from ds4py.gguf import GgufFile, open_gguf
+from ds4py.errors import Ds4Error
+from ds4py.gguf import GgufFile
 from ds4py.tokenizer import Tokenizer
 
 COMMAND: Final = "ds4-eval"
 PLAIN: Final = Contender("plain")
-_NGRAM: Final = "ngram-map-k"
 
 
 class TextDiffers(Ds4Error):
     """A drafter changed a text that it must not change."""
-
-
-def contenders(values: Values) -> list[Contender]:
-    """What --drafters names, `a+b` being a chain; without it n-grams, and with a draft model the draft and the chain of both.
-    UsageError for types that need a draft model and have none."""
-    path = Path(values.text("spec_draft_model")) if values.has("spec_draft_model") else None
-    draft = open_gguf(path) if path is not None else None
-    own = recognise(draft) if draft is not None else ""
-    text = values.text("drafters") if values.has("drafters") else ",".join([_NGRAM, *([own, f"{_NGRAM}+{own}"] if own else [])])
-    accept = "exact" if values.flag("mtp_exact_sampling") else "opportunistic"
-    found = []
-    for name in dict.fromkeys(part.strip() for part in text.split(",")):
-        types = checked_types(name.split("+"), "--drafters")
-        if not types:
-            raise UsageError("--drafters needs drafters to measure, such as ngram-map-k,ngram-mod or ngram-map-k+draft-simple")
-        needs_draft = any(kind.startswith("draft-") for kind in types)
-        config = spec_config(values, types, path if needs_draft else None, accept, values.text("spec_depth"))
-        found.append(Contender("+".join(types), config))
-    return found
-
-
-def prompts_of(values: Values) -> list[Prompt]:
-    own = own_prompts() if not values.has("prompts") else read_prompts(Path(values.text("prompts")))
-    categories = [name.strip() for text in values.texts("category") for name in text.split(",")]
-    return chosen(own, categories, values.integer("limit") if values.has("limit") else None)
-
-
-def temperatures(values: Values) -> list[float]:
-    """UsageError for what are no temperatures."""
-    text = values.text("temps")
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if not all(0 <= one < 100 for one in found):
-        raise UsageError(f"--temps takes temperatures separated by commas, such as 0,1, not {text!r}")
-    return list(dict.fromkeys(found))
 
 
 def spec_eval(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:

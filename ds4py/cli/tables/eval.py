@@ -44,4 +44,15 @@ _SPEC = (
     _row("--plot", "draw the table as a PNG", "file", metavar="FILE"),
 )
 
-ROWS: tuple[Option, ...] = (*_SPEC,)
+_SERVER = (
+    _row("--url", "measure a running server that speaks OpenAI's chat completions, such as llama-server", "text", metavar="URL"),
+    _row("--baseline-url", "... against this one, which does not draft", "text", metavar="URL"),
+    _row("--baseline-inputs", "... against itself, asked with these extra fields not to draft", "text", metavar="JSON"),
+    _row("--baseline", "... against what an earlier run wrote with --json", "file", metavar="FILE"),
+    _row("--extra-inputs", "fields to add to every request, as a JSON object", "text", metavar="JSON"),
+    _row("--server-model", "model to ask for", "text", metavar="NAME", shown="the first that the server lists"),
+    _row("--api-key", "key to send to the servers", "text", metavar="KEY"),
+    _row("--timeout", "seconds to wait for a server", "float", metavar="S", default=600.0, range=Range(0, above=True)),
+)
+
+ROWS: tuple[Option, ...] = (*_SPEC, *_SERVER)
