@@ -187,7 +187,7 @@ def test_a_grammar_holds_in_every_answer(chat: Chat) -> None:
     screen = chat("-n", "12", "-c", "512", "-j", '{"enum":["yes","no"]}', "--spec-type", "ngram-cache")
     for _ in range(2):
         screen.line("Is the sea wet?")
-        screen.expect(r'\n"(yes|no)"\n')
+        screen.expect(r'\)"(yes|no)"\n')
         screen.expect(SPEED)
         screen.expect(PROMPT)
     screen.line("/quit")
