@@ -160,6 +160,22 @@ def tiny_eagle3(path: Path, target: Path | None = None, kind: GgmlType = GgmlTyp
     return _write(path, "eagle3", s, {**own, **s.keys}, *eagle3_weights(s), target, kind)
 
 
+KINDS = ("draft-eagle3", "draft-dflash", "draft-dspark")
+
+
+def random_draft(kind: str, target: Path, path: Path, **changes: Any) -> Path:
+    """A small random draft of one of `KINDS` for any target file: right in shape, and right as often as chance has it."""
+    g = open_gguf(target)
+    n_embd, n_layers = g.require("embedding_length"), g.require("block_count")
+    shape = {"n_embd": n_embd, "target_embd": n_embd, "vocab_size": g.tensors["token_embd.weight"].n_rows, "mask_token": 3}
+    if kind == "draft-eagle3":
+        made = tiny_eagle3(path, target, GgmlType.Q8_0, **shape, layers=(0, n_layers // 2, n_layers - 1), **changes)
+    else:
+        own = {"markov_rank": 32, "confidence": True} if kind == "draft-dspark" else {}
+        made = tiny_dflash(path, target, GgmlType.Q8_0, **shape, layers=(1, n_layers), **own, **changes)
+    return made.path
+
+
 def write_draft(path: Path, tiny: TinyDraft, weights: dict[str, Array], architecture: str = "dflash") -> TinyDraft:
     """The same file with other weights."""
     g = open_gguf(tiny.path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from identity import DEPTH, MODES, SCHEMA, SCRIPTED, Counts, Plain, Subject, run
+from tiny_drafts import KINDS, random_draft
 from tiny_models import tiny_gguf
 
 from ds4py.chat.grammar import GrammarCompiler
@@ -20,7 +21,7 @@ from ds4py.engine.speculation import target_of
 from ds4py.gguf import GgufFile, open_gguf
 from ds4py.tokenizer import load_tokenizer
 
-DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple")
+DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple", *KINDS)
 LEAST = 50
 
 
@@ -33,11 +34,12 @@ def subject_of(path: Path, words: str, n_ctx: int) -> tuple[Subject, GgufFile]:
     return Subject(path.stem, engine, ids[:5], tokenizer.encode(own_text()[:4000]), grammar.schedule), g
 
 
-def config_of(name: str, draft: Path) -> SpecConfig:
+def config_of(name: str, g: GgufFile, draft: Path) -> SpecConfig:
+    """`draft` drafts for `g` if it is a model; random drafts of the other kinds are made beside it."""
     sizes = NgramSizes(key=2, value=DEPTH)
     return SpecConfig(
         types=(name,),
-        draft_model=draft if name == "draft-simple" else None,
+        draft_model=_drafting(name, g, draft),
         n_max=DEPTH,
         ngram_simple=NgramSizes(key=1, value=DEPTH),
         ngram_map_k=sizes,
@@ -45,6 +47,13 @@ def config_of(name: str, draft: Path) -> SpecConfig:
         ngram_mod=ModSizes(n_match=2, n_min=1, n_max=DEPTH),
         accept="exact",
     )
+
+
+def _drafting(name: str, g: GgufFile, draft: Path) -> Path | None:
+    if name not in KINDS:
+        return draft if name == "draft-simple" else None
+    path = draft.with_name(f"{name}.gguf")
+    return path if path.exists() else random_draft(name, g.path, path)
 
 
 @pytest.fixture(scope="module")
@@ -76,23 +85,23 @@ def check(counts: Counts, drafter: str) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_tiny_models(architecture: str, mode: str, drafter: str, tiny: Any) -> None:
     plain, g, draft = tiny(architecture)
-    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, draft), target_of(plain.subject.engine, g))
+    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, g, draft), target_of(plain.subject.engine, g))
     check(run(plain, drafter, drafters, mode, "base", LEAST, 48), drafter)
 
 
-@pytest.mark.parametrize("drafter", ["ngram-map-k", "ngram-cache", "second-choice"])
+@pytest.mark.parametrize("drafter", ["ngram-map-k", "ngram-cache", "second-choice", "draft-dspark"])
 @pytest.mark.parametrize("mode", ["greedy", "T 1.3"])
 @pytest.mark.parametrize("variation", ["penalty", "grammar"])
 def test_penalties_and_grammars(variation: str, mode: str, drafter: str, tiny: Any) -> None:
     plain, g, draft = tiny("llama")
-    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, draft), target_of(plain.subject.engine, g))
+    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, g, draft), target_of(plain.subject.engine, g))
     check(run(plain, drafter, drafters, mode, variation, LEAST, 24), drafter)
 
 
 @pytest.fixture(scope="module")
-def real(smollm2_path: Path) -> tuple[Plain, GgufFile]:
+def real(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plain, GgufFile, Path]:
     subject, g = subject_of(smollm2_path, " one two red blue sun", 256)
-    return Plain(subject, 48), g
+    return Plain(subject, 48), g, tmp_path_factory.mktemp("real") / "no-draft-model.gguf"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +112,10 @@ def real(smollm2_path: Path) -> tuple[Plain, GgufFile]:
         ("T 0.7", "penalty", "ngram-map-k"),
         ("T 0.7", "grammar", "ngram-simple"),
         ("T 0.7", "base", "second-choice"),
+        ("T 1.3", "base", "draft-dspark"),
     ],
 )
-def test_a_real_model(mode: str, variation: str, drafter: str, real: tuple[Plain, GgufFile]) -> None:
-    plain, g = real
-    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, g.path), target_of(plain.subject.engine, g))
+def test_a_real_model(mode: str, variation: str, drafter: str, real: tuple[Plain, GgufFile, Path]) -> None:
+    plain, g, draft = real
+    drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, g, draft), target_of(plain.subject.engine, g))
     check(run(plain, drafter, drafters, mode, variation, LEAST, 12), drafter)

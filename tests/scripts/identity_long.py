@@ -1,11 +1,13 @@
 """Every drafter x greedy, exact at T 0.7 and 1.3 x base, repetition penalty 1.5, JSON grammar, against plain decoding.
 
     python tests/scripts/identity_long.py MODEL.gguf [--draft DRAFT.gguf] [--least 1000] [--threads 2] [--only ngram-mod,...]
+    python tests/scripts/identity_long.py MODEL.gguf --eagle3 E.gguf --dflash F.gguf --dspark S.gguf --only draft-dspark,...
     python tests/scripts/identity_long.py --tiny
 
 Compares tokens, hashes of every row of logits, and hashes of every cache's content in position order; prints drafted, accepted
 and rejected counts of each run and fails on the first difference, and at the end if a run had too few proposals of a kind.
-Without --draft the model itself, quantised to Q2_K, drafts. tests/identity.py does the comparing. Takes an hour for a model of
+Without --draft the model itself, quantised to Q2_K, drafts; without --eagle3, --dflash or --dspark a random draft of that kind,
+which is right by chance only: often enough where five words are left, seldom in greedy decoding. tests/identity.py does the comparing. Takes an hour for a model of
 100 MB on two cores; runs are printed as they end; --skip N --count K does K of them from the Nth on, to
 share a machine or go on where one stopped.
 """
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -40,7 +42,11 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "ngram-mod": ("ngram-mod",),
     "ngram-cache": ("ngram-cache",),
     "draft-simple": ("draft-simple",),
+    "draft-eagle3": ("draft-eagle3",),
+    "draft-dflash": ("draft-dflash",),
+    "draft-dspark": ("draft-dspark",),
     "chain": ("ngram-map-k", "ngram-cache", "draft-simple"),
+    "chain with dspark": ("ngram-map-k", "draft-dspark"),
 }
 
 
@@ -57,12 +63,12 @@ def subject_of(path: Path, threads: int, n_ctx: int) -> tuple[Subject, GgufFile]
     return Subject(path.stem, engine, words[:5], text, grammar.schedule), g
 
 
-def config_of(types: tuple[str, ...], draft: Path) -> SpecConfig:
-    """Short n-grams, so that drafts are many and often wrong."""
+def config_of(types: tuple[str, ...], files: Mapping[str, Path]) -> SpecConfig:
+    """Short n-grams, so that drafts are many and often wrong. `files`: a type -> its draft model."""
     sizes = NgramSizes(key=2, value=DEPTH)
     return SpecConfig(
         types=types,
-        draft_model=draft if "draft-simple" in types else None,
+        draft_model=next((files[name] for name in types if name in files), None),
         n_max=DEPTH,
         ngram_simple=NgramSizes(key=1, value=DEPTH),
         ngram_map_k=sizes,
@@ -72,7 +78,7 @@ def config_of(types: tuple[str, ...], draft: Path) -> SpecConfig:
     )
 
 
-def check(path: Path, draft: Path, args: argparse.Namespace) -> int:
+def check(path: Path, files: Mapping[str, Path], args: argparse.Namespace) -> int:
     """The runs of one model; gives the number of runs with too few proposals."""
     subject, g = subject_of(path, args.threads, n_ctx=512)
     plain = Plain(subject, args.episode)
@@ -82,7 +88,7 @@ def check(path: Path, draft: Path, args: argparse.Namespace) -> int:
         if not args.skip <= number < args.skip + args.count:
             continue
         if name in DRAFTERS and name not in opened:
-            opened[name] = open_drafters(config_of(DRAFTERS[name], draft), target_of(subject.engine, g))
+            opened[name] = open_drafters(config_of(DRAFTERS[name], files), target_of(subject.engine, g))
         begun = time.monotonic()
         counts = run(plain, name, opened.get(name), mode, variation, args.least, args.most_episodes)
         n_tokens += counts.tokens
@@ -113,6 +119,17 @@ def _requantised(path: Path, folder: Path) -> Path:
     return out
 
 
+def _files(path: Path, draft: Path | None, args: argparse.Namespace, folder: Path) -> Mapping[str, Path]:
+    """The draft model of each type for the target `path`."""
+    from tiny_drafts import KINDS, random_draft
+
+    files = {"draft-simple": draft or args.draft or _requantised(path, folder)}
+    for kind in KINDS:
+        given = getattr(args, kind.removeprefix("draft-"))
+        files[kind] = given or random_draft(kind, path, folder / f"{path.stem}-{kind}.gguf")
+    return files
+
+
 def _tiny_pair(architecture: str, folder: Path) -> tuple[Path, Path]:
     """A tiny random model, and itself with a little noise to draft for it."""
     import torch
@@ -131,6 +148,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="*", type=Path)
     parser.add_argument("--draft", type=Path)
+    for kind in ("eagle3", "dflash", "dspark"):
+        parser.add_argument(f"--{kind}", type=Path)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--least", type=int, default=1000)
     parser.add_argument("--episode", type=int, default=160)
@@ -144,18 +163,18 @@ def main() -> int:
     n_short = 0
     with tempfile.TemporaryDirectory() as folder:
         for path, draft in _pairs(args, Path(folder)):
-            n_short += check(path, draft, args)
+            n_short += check(path, _files(path, draft, args, Path(folder)), args)
     return 1 if n_short else 0
 
 
-def _pairs(args: argparse.Namespace, folder: Path) -> Iterator[tuple[Path, Path]]:
+def _pairs(args: argparse.Namespace, folder: Path) -> Iterator[tuple[Path, Path | None]]:
     if args.tiny:
         from tiny_models import ARCHITECTURES
 
         for name in ARCHITECTURES:
             yield _tiny_pair(name, folder)
     for path in args.model:
-        yield path, args.draft or _requantised(path, folder)
+        yield path, None
 
 
 if __name__ == "__main__":
