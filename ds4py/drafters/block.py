@@ -56,6 +56,7 @@ class BlockDraft:
     n_ctx: int  # of the target
     vocab_size: int  # of the target
     kv_dtype: npt.DTypeLike = np.float16  # of the context's caches
+    slack: int = 512  # positions that one can go back without losing some of a window: about an answer
     identity: str = ""  # of the file and the kernels: contexts of others are not loaded
 
     @property
@@ -99,7 +100,7 @@ class Context:
     def __init__(self, draft: BlockDraft) -> None:
         self.draft = draft
         network, kernels = draft.network, draft.kernels
-        slack = max(kernels.max_rows, network.block_size)
+        slack = max(draft.slack, kernels.max_rows, network.block_size)
         self._state = new_state(network.caches, draft.n_ctx + network.block_size, slack, draft.kv_dtype)
         self._intake = Intake(network.taps, network.feature_len, kernels.max_rows, self._inject)
         self._first = 0  # positions below are not known

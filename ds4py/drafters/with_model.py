@@ -118,7 +118,8 @@ def _open_block(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockD
         raise UnsupportedError(
             f"{g.path}: blocks of {network.block_size} tokens are more than a forward of {kernels.max_rows} rows"
         )
-    draft = BlockDraft(network, kernels, target.n_ctx, target.vocab_size, model.kv_dtype, f"{identity(g)} {kernels.name}")
+    identified = f"{identity(g)} {kernels.name}"
+    draft = BlockDraft(network, kernels, target.n_ctx, target.vocab_size, model.kv_dtype, identity=identified)
     kernels.ready((draft, "inject"), network.inject)
     kernels.ready((draft, "block"), network.block)
     return draft, t

@@ -26,17 +26,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ds4py.engine.saving import Arrays, saving
 from ds4py.engine.session import Session
 from ds4py.errors import FormatError, ResourceError
 from ds4py.gguf.atomic import replacing
-from ds4py.protocols import Drafter
-
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 _MAGIC: Final = b"DS4SESS1"
 _VERSION: Final = 1
@@ -44,17 +42,6 @@ _DIGEST_BYTES: Final = 32
 _DTYPES: Final = ("<i8", "<i4", "<u8", "<u4", "|u1", "|i1", "|b1", "<f2", "<f4", "<f8")
 _NUMBERS: Final = ("version", "pos", "seed", "choice", "epoch")
 _TEXTS: Final = ("model", "kernels")
-
-
-@runtime_checkable
-class Saves(Protocol):
-    """A drafter with a state of its own to save."""
-
-    identity: str  # of what made the state: another one must not load it
-
-    def payload(self) -> dict[str, npt.NDArray[Any]]: ...
-
-    def load(self, payload: Arrays) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -76,8 +63,8 @@ def write(path: str | os.PathLike[str], session: Session, model: str, kernels: s
     session.settle()
     arrays = {"tokens": np.array(session.tokens, np.int64)}
     arrays |= {f"target.{name}": array for name, array in session.state.payload().items()}
-    saving = dict(_saving(session.drafter))
-    for at, drafter in saving.items():
+    drafters = dict(saving(session.drafter))
+    for at, drafter in drafters.items():
         arrays |= {f"{at}.{name}": array for name, array in drafter.payload().items()}
     noise = session.sampler.noise
     header = {
@@ -88,7 +75,7 @@ def write(path: str | os.PathLike[str], session: Session, model: str, kernels: s
         "seed": noise.seed,
         "choice": noise.choice,
         "epoch": noise.epoch,
-        "drafters": {at: drafter.identity for at, drafter in saving.items()},
+        "drafters": {at: drafter.identity for at, drafter in drafters.items()},
         "arrays": [[name, array.dtype.newbyteorder("<").str, list(array.shape)] for name, array in arrays.items()],
     }
     text = json.dumps(header).encode()
@@ -137,17 +124,10 @@ def restore(saved: Saved, session: Session, model: str, kernels: str) -> None:
     session.state.load(saved.part("target"))
     if session.state.pos != header["pos"]:
         raise _unsound(path)
-    for at, drafter in _saving(session.drafter):
+    for at, drafter in saving(session.drafter):
         if header["drafters"].get(at) == drafter.identity:
             drafter.load(saved.part(at))
     session.adopt(tokens.tolist())
-
-
-def _saving(drafter: Drafter) -> Iterator[tuple[str, Saves]]:
-    """The drafters inside `drafter` that have something to save, each with a name for its place."""
-    for i, member in enumerate(getattr(drafter, "members", (drafter,))):
-        if isinstance(member, Saves):
-            yield f"drafter{i}", member
 
 
 def _pieces(header: bytes, arrays: Arrays) -> Iterator[bytes | memoryview]:

@@ -26,6 +26,7 @@ from ds4py.engine.generate import generate
 from ds4py.engine.noise import Noise
 from ds4py.engine.plain import NoDrafter
 from ds4py.engine.sampling import Sampler
+from ds4py.engine.saving import hand_over
 from ds4py.engine.schedule import FixedSchedule, Penalties
 from ds4py.engine.snapshots import Checkpoints
 from ds4py.errors import ContextError, NumericError, UsageError
@@ -119,6 +120,7 @@ class Session:
 
         Raises ContextError for more tokens than the context, UsageError for none or an id outside the vocabulary; nothing has
         changed then. If evaluation is interrupted, the part that was finished stays and the next sync goes on from it."""
+        ids = list(ids)  # it may be the session's own list, which is cut below
         self._check_prompt(ids)
         self.settle()
         stop, tile = len(ids) - 1, self._tile
@@ -153,9 +155,11 @@ class Session:
     def fork(self, options: SessionOptions) -> Session:
         """Another session that stands where this one stands, with random numbers of its own: its epoch is one higher.
 
-        Its drafter is told the tokens without taps. Memory for a third copy of the state is needed for a moment."""
+        Its drafter takes over what this session's knows, if it is of the same kind; else it is told the tokens without taps.
+        Memory for a third copy of the state is needed for a moment."""
         other = Session(self.model, self.limits, replace(options, epoch=self.sampler.noise.epoch + 1))
         other.state.restore(self.state.snapshot())
+        hand_over(self.drafter, other.drafter)
         other.adopt(self.tokens)
         return other
 
@@ -183,6 +187,7 @@ class Session:
         """A session of the same tokens and state, without a drafter, to be renewed."""
         other = Session(self.model, self.limits, SessionOptions())
         other.state.restore(self.state.snapshot())
+        hand_over(self.drafter, other.drafter)
         other.adopt(self.tokens)
         return other
 

@@ -93,6 +93,17 @@ def test_sync_evaluates_only_what_is_new() -> None:
     assert session.sync(session.tokens).fed == 0
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_session_may_be_asked_for_its_own_tokens(shape: dict[str, Any]) -> None:
+    """The list that is handed over is the one that is cut."""
+    session = opened(toy_engine(**shape), prompt(40))
+    more(session, 20)
+    ids = list(session.tokens)
+    session.sync(session.tokens)
+    assert session.tokens == ids
+    assert_consistent(session)
+
+
 def test_prompts_take_whole_tiles_and_ragged_rows() -> None:
     engine = toy_engine(prefill_tile=8, max_rows=20)
     session = opened(engine, prompt(62))

@@ -7,9 +7,9 @@
 Compares tokens, hashes of every row of logits, and hashes of every cache's content in position order; prints drafted, accepted
 and rejected counts of each run and fails on the first difference, and at the end if a run had too few proposals of a kind.
 Without --draft the model itself, quantised to Q2_K, drafts; without --eagle3, --dflash or --dspark a random draft of that kind,
-which is right by chance only: often enough where five words are left, seldom in greedy decoding. tests/identity.py does the comparing. Takes an hour for a model of
-100 MB on two cores; runs are printed as they end; --skip N --count K does K of them from the Nth on, to
-share a machine or go on where one stopped.
+which is right by chance only: often enough where five words are left, seldom in greedy decoding. tests/identity.py does the
+comparing. Takes an hour for a model of 100 MB on two cores; runs are printed as they end; --skip N --count K does K of them from
+the Nth on, to share a machine or go on where one stopped.
 """
 
 from __future__ import annotations
