@@ -32,7 +32,7 @@ ROPE_CHUNK = 1024  # positions by which a rotary table grows
 class CpuKernels:
     """Row-invariant kernels on quantised weights. `path` forces a hardware path (target.PATHS); None takes the best."""
 
-    prefill_tile = 0  # prompts take the row path: on these CPUs int8 products are also the fastest for many rows
+    prefill_tile = 0  # prompts take the row path: tiles.py has its bits
 
     def __init__(
         self,
@@ -131,13 +131,19 @@ class CpuKernels:
         """Address of the micro kernel for m rows."""
         return self.kernel(f"micro_{form.name}_{m}", lambda t: matmul.micro(form, m, t))
 
+    def driver(self, form: Packed) -> int:
+        """Address of the driver of `form`'s micro kernels."""
+        sizes = matmul.chunks(self.library.target, form)
+        return self.kernel(f"driver_{max(sizes)}", lambda _: matmul.driver(sizes))
+
     def micro_table(self, form: Packed) -> int:
         """Address of the driver's table: entry m is the micro kernel for m rows."""
         if form not in self._micro:
             t = self.library.target
-            at = self.library.load({f"micro_{form.name}_{m}": matmul.micro(form, m, t) for m in matmul.chunks(t)})
-            table = np.zeros(max(matmul.chunks(t)) + 1, np.int64)
-            for m in matmul.chunks(t):
+            sizes = matmul.chunks(t, form)
+            at = self.library.load({f"micro_{form.name}_{m}": matmul.micro(form, m, t) for m in sizes})
+            table = np.zeros(max(sizes) + 1, np.int64)
+            for m in sizes:
                 table[m] = at[f"micro_{form.name}_{m}"]
             self._micro[form] = table
         return int(self._micro[form].ctypes.data)

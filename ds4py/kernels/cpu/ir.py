@@ -190,6 +190,12 @@ class Fn:
     def fptrunc(self, x: Val, ty: ir.Type) -> Val:
         return Val(self, self.b.fptrunc(x.v, ty))
 
+    def pinned(self, x: Val) -> Val:
+        """`x` itself, through an empty piece of inline assembly: LLVM cannot reorder a chain of sums across it. (Sums of integers
+        may be reordered freely; as trees they take more registers than there are.)"""
+        same = ir.InlineAsm(ir.FunctionType(x.type, [x.type]), "", "=x,0")
+        return Val(self, self.b.call(same, [x.v]))
+
     def min(self, a: Val, b: Val) -> Val:
         return self.select(a < b, a, b)
 

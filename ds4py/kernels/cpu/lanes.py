@@ -22,40 +22,75 @@ def fma(f: Fn, t: Target, a: Val, b: Val, c: Val) -> Val:
 # --- int8 dot products ---------------------------------------------------------------------------------------------------
 
 # by path, for people
-DOT = {"avx512": "vpdpbusd, 512 bits", "avx2": "vpmaddubsw, 256 bits", "plain": "32-bit products, 128 bits"}
+DOT = {"avx512": "vpdpbusd, 512 bits", "avx2": "vpmaddubsw, 256 bits", "plain": "16-bit products, 128 bits"}
+
+Planes = tuple[Val, ...]  # a weight vector, or a broadcast quad of activations, as `mac` wants it
 
 
-def dot_quads(f: Fn, t: Target, weights: list[tuple[Val, Val | None]], words: list[Val], q_max: int, init: Val) -> Val:
+def dot_quads(f: Fn, t: Target, weights: list[Planes], words: list[Val], q_max: int, init: Val) -> Val:
     """init + sum over quads of (4 weight bytes . 4 activation bytes), per lane -> i32 lanes.
 
     weights: prepared by `prepare`; words: the activation quads, each one i32 (4 signed bytes), to be broadcast.
     """
+    n, total = chain(t, q_max), init
+    for lo in range(0, len(weights), n):
+        acc: Val | None = None if t.path == "avx2" else total
+        for w, x in zip(weights[lo : lo + n], words[lo : lo + n], strict=True):
+            acc = mac(f, t, acc, w, spread(f, t, x))
+        assert acc is not None
+        total = total + widen(f, t, acc) if t.path == "avx2" else acc
+    return total
+
+
+def prepare(f: Fn, t: Target, w: Val, signed: bool) -> Planes:
+    """A weight vector (i32 lanes of 4 bytes): once per vector, whatever the number of rows."""
     if t.path == "avx512":
-        acc = init
-        for (w, _), x in zip(weights, words, strict=True):
-            acc = f.intrinsic("llvm.x86.avx512.vpdpbusd.512", acc.type, acc, w, f.splat(x, 16))
-        return acc
+        return (w ^ 0x80808080 if signed else w,)  # as unsigned; the caller's offset makes up for the 128
     if t.path == "avx2":
-        return _dot_avx2(f, weights, words, q_max, init)
-    acc = init
-    for (w, signed), x in zip(weights, words, strict=True):
-        for byte in range(4):
-            shift = 24 - 8 * byte
-            left = w << shift
-            wb = left.ashr(24) if signed is not None else left >> 24
-            acc = acc + wb * f.splat((x << shift).ashr(24), t.lanes)
+        b = f.bitcast(w, vec(I8, 32))
+        return (f.intrinsic("llvm.abs.v32i8", b.type, b, f.c(I1, 0)), b) if signed else (b,)
+    h = f.bitcast(w, vec(I16, 2 * t.lanes))
+    return ((h << 8).ashr(8), h.ashr(8)) if signed else (h & 0xFF, h >> 8)
+
+
+def spread(f: Fn, t: Target, word: Val) -> Planes:
+    """Four activations in all lanes."""
+    x = f.splat(word, t.lanes)
+    if t.path == "avx512":
+        return (x,)
+    if t.path == "avx2":
+        return (f.bitcast(x, vec(I8, 32)),)
+    h = f.bitcast(x, vec(I16, 2 * t.lanes))
+    return (h << 8).ashr(8), h.ashr(8)
+
+
+def mac(f: Fn, t: Target, acc: Val | None, w: Planes, x: Planes) -> Val:
+    """acc + four products per lane. On AVX2 acc has 16-bit lanes, two per output, and may be used `chain` times before `widen`:
+    vpmaddubsw takes one factor unsigned (the other gets the weight's sign) and saturates at 16 bits."""
+    if t.path == "avx512":
+        acc = f.c(vec(I32, 16), 0) if acc is None else acc
+        return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", acc.type, acc, w[0], x[0])
+    if t.path == "avx2":
+        signed = f.intrinsic("llvm.x86.avx2.psign.b", x[0].type, x[0], w[1]) if len(w) == 2 else x[0]
+        p = f.intrinsic("llvm.x86.avx2.pmadd.ub.sw", vec(I16, 16), w[0], signed)
+        return p if acc is None else acc + p
+    for a, b in zip(w, x, strict=True):
+        p = _pair_sums(f, a, b)
+        acc = p if acc is None else acc + p
+    assert acc is not None
     return acc
 
 
-def prepare(f: Fn, t: Target, w: Val, signed: bool) -> tuple[Val, Val | None]:
-    """A weight vector (i32 lanes of 4 bytes) as `dot_quads` wants it: once per vector, whatever the number of rows."""
-    if t.path == "avx512":
-        return (w ^ 0x80808080 if signed else w), None  # as unsigned; the caller's offset makes up for the 128
-    if t.path == "avx2" and signed:
-        b = f.bitcast(w, vec(I8, 32))
-        mag = f.intrinsic("llvm.abs.v32i8", b.type, b, f.c(I1, 0))
-        return mag, b
-    return w, (w if signed else None)
+def chain(t: Target, q_max: int) -> int:
+    """How many quads `mac` may add up: |activation| <= 127, and two products go into one 16-bit lane."""
+    return max(1, 32767 // (q_max * 254)) if t.path == "avx2" else 8
+
+
+def widen(f: Fn, t: Target, acc: Val) -> Val:
+    """What `mac` added up, as i32 lanes."""
+    if t.path != "avx2":
+        return acc
+    return f.intrinsic("llvm.x86.avx2.pmadd.wd", vec(I32, 8), acc, f.c(acc.type, 1))
 
 
 def signed_bias(t: Target) -> int:
@@ -63,24 +98,11 @@ def signed_bias(t: Target) -> int:
     return 128 if t.path == "avx512" else 0
 
 
-def _dot_avx2(f: Fn, weights: list[tuple[Val, Val | None]], words: list[Val], q_max: int, init: Val) -> Val:
-    """vpmaddubsw adds pairs of products in saturating 16 bits, so only as many are chained as cannot overflow there
-    (|activation| <= 127); vpmaddwd with ones then widens to 32 bits."""
-    b32, w16 = vec(I8, 32), vec(I16, 16)
-    chain = max(1, min(len(weights), 32767 // (q_max * 254)))
-    ones = f.c(w16, 1)
-    acc = init
-    for lo in range(0, len(weights), chain):
-        short: Val | None = None
-        for (w, signed), x in zip(weights[lo : lo + chain], words[lo : lo + chain], strict=True):
-            xb = f.bitcast(f.splat(x, 8), b32)
-            if signed is not None:
-                xb = f.intrinsic("llvm.x86.avx2.psign.b", b32, xb, signed)
-            p = f.intrinsic("llvm.x86.avx2.pmadd.ub.sw", w16, f.bitcast(w, b32), xb)
-            short = p if short is None else short + p
-        assert short is not None
-        acc = acc + f.intrinsic("llvm.x86.avx2.pmadd.wd", vec(I32, 8), short, ones)
-    return acc
+def _pair_sums(f: Fn, a: Val, b: Val) -> Val:
+    """Products of i16 lanes, neighbours added: LLVM makes it one pmaddwd on SSE2."""
+    n = a.type.count
+    p = f.sext(a, vec(I32, n)) * f.sext(b, vec(I32, n))
+    return f.shuffle(p, p, list(range(0, n, 2))) + f.shuffle(p, p, list(range(1, n, 2)))
 
 
 def lookup16(f: Fn, t: Target, idx: Val, table: tuple[int, ...]) -> Val:

@@ -1,9 +1,9 @@
-"""Matrix products of the row path: int8 activations times packed weights, and float weights.
+"""Matrix products of a few rows: int8 activations times packed weights; and products with float weights, of any number of rows.
 
-`micro(form, m)` is the kernel for m rows at once (m in `chunks`); `driver` cuts any number of rows into such chunks, and walks a
+`micro(form, m)` is the kernel for m rows at once (m in `chunks`); `driver` cuts a call's rows into such chunks, and walks a
 panel of weights through all chunks before it goes on, so that a panel is read from memory once. Row i's arithmetic is the same
-sequence of operations in every micro kernel: integer sums are exact, and each block adds one fused multiply-add per row and
-lane, in block order. That is all there is to row-invariance here.
+sequence of operations in every micro kernel, and in tiles.py for many rows: integer sums are exact, and each block adds one
+fused multiply-add per row and lane, in block order. That is all there is to row-invariance here.
 
 Activations: a row of K inputs is [int8 q: 32 nb][f32 d: nb][i32 sums of 16: 2 nb], x = d q with d = max|x| / 127 in each block of
 32; nb is even. 44 nb bytes.
@@ -26,16 +26,26 @@ PREFETCH = 1024  # bytes ahead
 ROW_BYTES = BLOCK + 4 + 8  # of a quantised activation row, per block
 
 
-def chunks(t: Target) -> tuple[int, ...]:
-    """Row counts that have a micro kernel. Without vector dot products, 8 rows at once are much code and no gain."""
-    return (1, 2, 3, 4) if t.path == "plain" else (1, 2, 3, 4, 8)
+def chunks(t: Target, form: Packed) -> tuple[int, ...]:
+    """Row counts that have a micro kernel, 1, 2, ... ascending. More rows go to tiles.py from `most_rows` + 1 on."""
+    if t.path == "avx2" and not form.signed:
+        return (1, 2, 3)
+    return (1, 2, 3, 4, 8) if t.path == "avx512" else (1, 2, 3, 4)
 
 
-def cut(n_rows: int, t: Target) -> list[int]:
+def most_rows(t: Target, form: Packed) -> int:
+    """Up to how many rows these kernels are at least as fast as tiles.py's: measured on AVX2 and without dot products; with
+    AVX-512 taken to be what the registers hold."""
+    if t.path == "avx2":
+        return 7 if form.signed else 3
+    return 8 if t.path == "avx512" else 5
+
+
+def cut(n_rows: int, sizes: tuple[int, ...]) -> list[int]:
     """How `driver` cuts a call's rows into chunks."""
     parts = []
     while n_rows:
-        parts.append(max(m for m in chunks(t) if m <= n_rows))
+        parts.append(max(m for m in sizes if m <= n_rows))
         n_rows -= parts[-1]
     return parts
 
@@ -109,9 +119,9 @@ def _block(
         words = [f.load(row + block * BLOCK + 4 * j, I32, 4) for j in range(8)]
         rows.append((words, f.load(tail + block * 4, F32, 4), sums))
     for s in range(t.parts):
-        quads = [prepare(f, t, q, form.signed) for q in _quads(f, t, form, pair, half, s)]
+        quads = [prepare(f, t, q, form.signed) for q in block_quads(f, t, form, pair, half, s)]
         scale = [
-            _scale(f, t, form, scales_at + (32 * u + 2 * t.lanes * s)) for u in range(form.subs * (2 if form.has_min else 1))
+            block_scale(f, t, form, scales_at + (32 * u + 2 * t.lanes * s)) for u in range(form.subs * (2 if form.has_min else 1))
         ]
         for r, (words, d, sums) in enumerate(rows):
             total: Val | None = None
@@ -126,11 +136,12 @@ def _block(
             acc[r, s].set(fma(f, t, total, f.splat(d, t.lanes), acc[r, s].get()))
 
 
-def _scale(f: Fn, t: Target, form: Packed, addr: Val) -> Val:
+def block_scale(f: Fn, t: Target, form: Packed, addr: Val) -> Val:
+    """One scale or minimum for each of a part's outputs, as f32."""
     return load_bf16(f, addr, t.lanes) if form.bf16 else load_f16(f, t, addr, t.lanes)
 
 
-def _quads(f: Fn, t: Target, form: Packed, pair: Val, half: int, part: int) -> list[Val]:
+def block_quads(f: Fn, t: Target, form: Packed, pair: Val, half: int, part: int) -> list[Val]:
     """The block's 8 quads for one part of the lanes, each [lanes] i32 of 4 bytes."""
     ty = vec(I32, t.lanes)
     off = 4 * t.lanes * part
@@ -164,8 +175,8 @@ def _move(h: Val, at: int, to: int, mask: int) -> Val:
     return moved & ((mask << to) & 0xFFFFFFFF)
 
 
-def driver(t: Target) -> Builder:
-    """void(args, tid, nt): the op of a packed product.
+def driver(sizes: tuple[int, ...]) -> Builder:
+    """void(args, tid, nt): the op of a packed product of few rows, cut into chunks of these sizes.
 
     args: [2] w [3] x [4] y [5] ldy [6] xstride [7] n_pairs [8] n_groups [9] n_rows [10] panel (groups) [11] table of micro
     kernels, entry m = address of the kernel for m rows. Threads take contiguous ranges of groups.
@@ -182,9 +193,9 @@ def driver(t: Target) -> Builder:
             row = f.var(f.i64(0))
             with f.spin(lambda: row.get() < n_rows):
                 left = n_rows - row.get()
-                m = f.select(left >= 4, f.i64(4), left)
-                if 8 in chunks(t):
-                    m = f.select(left >= 8, f.i64(8), m)
+                m = f.i64(1)
+                for size in sizes[1:]:
+                    m = f.select(left >= size, f.i64(size), m)
                 kernel = f.load(table + m * 8, I64, 8)
                 f.call_address(kernel, w, x + row.get() * xstride, y + row.get() * ldy * 4, ldy, xstride, n_pairs, at.get(), end)
                 row.set(row.get() + m)

@@ -132,14 +132,17 @@ def implementation(kernels: CpuKernels, program: Program, weight: CpuWeight) -> 
     names = kernels.library.names
     record = next(r for r in program.ops[::-1] if names[int(r[0])] not in ("narrow", "add_bias"))
     called = names[int(record[0])]
-    if called == "driver":  # entry m of the micro kernels' table is the kernel for m rows
+    if called.startswith("driver_"):  # entry m of the micro kernels' table is the kernel for m rows
         assert weight.form is not None
         table = kernels.micro_table(weight.form)
         assert table == record[11]
-        by_rows = {m: kernels.micro_kernel(weight.form, m) for m in matmul.chunks(kernels.library.target)}
-        parts = matmul.cut(int(record[9]), kernels.library.target)
+        sizes = matmul.chunks(kernels.library.target, weight.form)
+        by_rows = {m: kernels.micro_kernel(weight.form, m) for m in sizes}
+        parts = matmul.cut(int(record[9]), sizes)
         runs = [(m, parts.count(m)) for m in sorted(set(parts), reverse=True)]
         called = " + ".join(names[by_rows[m]] + (f" x {n}" if n > 1 else "") for m, n in runs)
+        return f"{called}: {DOT[kernels.path]}"
+    if called.startswith("tiles_"):
         return f"{called}: {DOT[kernels.path]}"
     if called == "iq2_xxs":
         return f"{called}, from the file's layout: {iq2.DOT[kernels.path]}"

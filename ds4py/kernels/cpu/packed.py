@@ -15,6 +15,14 @@ A file's type maps to one of these forms without loss of quants; products of two
 the file's, except 5.0 bits for Q4_K (4.5 in the file), 6.0 for Q5_K (5.5), 7.0 for Q6_K (6.56), 4.0 for Q2_K (2.63), 4.0 for Q3_K
 (3.44). Rows are padded to a multiple of 16 and inputs to a multiple of 64 with zeros.
 
+Activations of many rows lie in tiles of 16 rows, in the order in which tiles.py reads them: for each pair of blocks, for each
+tile, for each half of the pair (768 bytes)
+
+    [int8 q: 16 rows x 32][f32 d: 16][f32 sums of 16 inputs: 16 x 2][f32 sums of 32 inputs: 16]      x = d q
+
+The sums are of q: integers, kept in f32 where they are exact. Rows that fill up the last tile have d = 0. (A few rows lie one
+after another: matmul.py.)
+
 Rejected: multiplying from the file's own row-major blocks (one horizontal sum per block and row: 40 % of the bandwidth stayed
 unused); f32 scales (one more bit per weight).
 """
@@ -28,6 +36,9 @@ from ds4py.gguf.types import GgmlType
 GROUP = 16  # output rows per group
 BLOCK = 32  # inputs per block
 PAIR = 2 * BLOCK
+TILE = 16  # activation rows
+SCALES, SUMS_16, SUMS_32 = TILE * BLOCK, TILE * (BLOCK + 4), TILE * (BLOCK + 12)  # offsets in a half of a tile's pair
+HALF_BYTES = TILE * (BLOCK + 16)
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,11 @@ def groups(n_rows: int) -> int:
 
 def pairs(row_len: int) -> int:
     return -(-row_len // PAIR)
+
+
+def tile_bytes(n_rows: int, n_blocks: int) -> int:
+    """Memory of activations [n_rows, 32 n_blocks] in tiles; n_blocks is even."""
+    return -(-n_rows // TILE) * n_blocks * HALF_BYTES
 
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

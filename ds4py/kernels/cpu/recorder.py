@@ -22,9 +22,9 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf.types import GgmlType
-from ds4py.kernels.cpu import attention, iq2, matmul, rowwise, unpack
+from ds4py.kernels.cpu import attention, iq2, matmul, rowwise, tiles, unpack
 from ds4py.kernels.cpu.executor import RECORD
-from ds4py.kernels.cpu.packed import BLOCK, pairs
+from ds4py.kernels.cpu.packed import BLOCK, pairs, tile_bytes
 from ds4py.kernels.cpu.weights import FLOATS, CpuWeight
 from ds4py.protocols import F32, Rope
 
@@ -70,7 +70,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Buffer:
-    """An activation matrix [n_rows, width] f32, or (width 0) quantised rows of n_blocks blocks."""
+    """An activation matrix [n_rows, width] f32, or (width 0) quantised rows of n_blocks blocks: one after another, or tiled."""
 
     memory: Memory
     n_rows: int
@@ -78,13 +78,15 @@ class Buffer:
     n_blocks: int = 0
     split: str = "own"  # how its writer was split: "row", "col", or "own"
     live: int = 0  # columns that mean something; the rest is padding
-    quantised: Buffer | None = None
+    tiled: bool = False
+    quantised: dict[bool, Buffer] = field(default_factory=dict)  # tiled or not -> the same rows in int8
     address: int = field(init=False)
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        n = self.n_rows * self.width * 4 if self.width else self.n_rows * self.n_blocks * matmul.ROW_BYTES
-        self.address, self.size = self.memory.take(n)
+        in_rows = self.n_rows * (self.width * 4 if self.width else self.n_blocks * matmul.ROW_BYTES)
+        n_bytes = tile_bytes(self.n_rows, self.n_blocks) if self.tiled else in_rows
+        self.address, self.size = self.memory.take(n_bytes)
 
     def __del__(self) -> None:
         self.memory.give(self.size, self.address)
@@ -155,14 +157,18 @@ class Recorder:
         if self.backend.squares is not None:
             self._observe(x, weight.tensor.name)
         out = self._new(weight.padded_rows, "own", x.n_rows)
-        if weight.form is not None:
+        if weight.form is not None and x.n_rows > matmul.most_rows(self.backend.library.target, weight.form):
+            q, form = self._quantised(x, tiled=True), weight.form
+            args = [weight.address, q.address, out.address, weight.padded_rows, pairs(weight.row_len), weight.n_groups, x.n_rows]
+            at = self.backend.kernel(f"tiles_{form.name}", lambda t: tiles.product(form, t))
+            self._op(at, args, "own", [q], [out])
+        elif weight.form is not None:
             q = self._quantised(x)
             table = self.backend.micro_table(weight.form)
-            panel = max(1, PANEL_BYTES // (pairs(weight.row_len) * weight.form.pair_bytes)) if x.n_rows > 8 else weight.n_groups
-            panel = max(4, panel // 4 * 4)
+            panel = max(4, PANEL_BYTES // (pairs(weight.row_len) * weight.form.pair_bytes) // 4 * 4)
             args = [weight.address, q.address, out.address, weight.padded_rows, q.n_blocks * matmul.ROW_BYTES]
             args += [pairs(weight.row_len), weight.n_groups, x.n_rows, panel, table]
-            self._op(self.backend.kernel("driver", matmul.driver), args, "own", [q], [out])
+            self._op(self.backend.driver(weight.form), args, "own", [q], [out])
         elif weight.type == GgmlType.IQ2_XXS:
             q = self._quantised(x)
             args = [weight.file_address, q.address, out.address, weight.padded_rows, q.n_blocks * matmul.ROW_BYTES, q.n_blocks]
@@ -304,23 +310,24 @@ class Recorder:
         self.keep.append(x)
         return int(x.ctypes.data)
 
-    def _quantised(self, x: Buffer) -> Buffer:
+    def _quantised(self, x: Buffer, tiled: bool = False) -> Buffer:
         """x as int8 rows; made once per buffer however many products read it."""
-        if x.quantised is None:
+        if tiled not in x.quantised:
             if x.width % BLOCK:
                 raise UnsupportedError(
                     f"quantised products need inputs of a multiple of {BLOCK} values; this model has {x.width}"
                 )
             n_blocks = 2 * pairs(x.width)
-            q = Buffer(self.memory, x.n_rows, 0, n_blocks)
+            q = Buffer(self.memory, x.n_rows, 0, n_blocks, tiled=tiled)
             split = x.split if x.split != "own" else "col"
             if n_blocks * BLOCK != x.width:
-                at = self.backend.kernel("clear", rowwise.clear)
-                self._op(at, [q.address, x.n_rows * n_blocks * matmul.ROW_BYTES], "own", [], [q])
-            at = self.backend.kernel(f"quantize_{split}", lambda t: rowwise.quantize(t, split))
+                n_bytes = tile_bytes(x.n_rows, n_blocks) if tiled else x.n_rows * n_blocks * matmul.ROW_BYTES
+                self._op(self.backend.kernel("clear", rowwise.clear), [q.address, n_bytes], "own", [], [q])
+            name = f"quantize_{split}{'_tiled' if tiled else ''}"
+            at = self.backend.kernel(name, lambda t: rowwise.quantize(t, split, tiled))
             self._op(at, [x.address, q.address, x.width, n_blocks, x.n_rows], split, [x], [q])
-            x.quantised = q
-        return x.quantised
+            x.quantised[tiled] = q
+        return x.quantised[tiled]
 
     def _observe(self, x: Buffer, name: str) -> None:
         """Add the squares of a product's inputs to the backend's sums for the tensor `name`."""

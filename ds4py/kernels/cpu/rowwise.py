@@ -14,7 +14,7 @@ from llvmlite import ir
 from ds4py.kernels.cpu.compile import Builder
 from ds4py.kernels.cpu.ir import F32, F64, I8, I32, I64, Fn, Val, vec
 from ds4py.kernels.cpu.lanes import exp, fabs, fma, hmax, hsum, load_floats, round_even
-from ds4py.kernels.cpu.packed import BLOCK
+from ds4py.kernels.cpu.packed import BLOCK, HALF_BYTES, SCALES, SUMS_16, SUMS_32, TILE
 from ds4py.kernels.cpu.target import Target
 
 
@@ -58,43 +58,21 @@ def rms_norm(t: Target) -> Builder:
     return build
 
 
-def quantize(t: Target, split: str) -> Builder:
-    """args: [2] x f32 [3] out [4] K (a multiple of 32) [5] blocks per padded row (even) [6] n_rows. Row form: matmul.py.
+def quantize(t: Target, split: str, tiled: bool = False) -> Builder:
+    """args: [2] x f32 [3] out [4] K (a multiple of 32) [5] blocks per padded row (even) [6] n_rows. Row form: matmul.py, or
+    tiles (packed.py) if `tiled`.
 
-    The padding blocks are zeroed once, when the buffer is made: their scale and quants stay zero.
+    The padding blocks are zeroed before, by another op: their scale and quants stay zero.
     """
 
     def build(module: ir.Module, name: str) -> None:
         f, (x, out, row_len, n_blocks, n_rows), tid, nt = _op(module, name, 5)
         live = row_len / BLOCK
-        stride = n_blocks * (BLOCK + 12)
+        write = _in_tiles(f, out, n_rows) if tiled else _in_rows(f, out, n_blocks)
 
         def block(r: Val, b: Val) -> None:
-            src, row = x + (r * row_len + b * BLOCK) * 4, out + r * stride
-            vs = [load_floats(f, src + 4 * t.lanes * i, t.lanes) for i in range(BLOCK // t.lanes)]
-            peak = fabs(f, vs[0])
-            for v in vs[1:]:
-                peak = f.max(peak, fabs(f, v))
-            top = hmax(f, peak)
-            # A NaN anywhere must reach the logits, where it is reported; max() would drop it.
-            nan = vs[0] * 0.0
-            for v in vs[1:]:
-                nan = nan + v * 0.0
-            d = top / 127.0 + hsum(f, nan)
-            inv = f.select(top > 0.0, f.c(F32, 127.0) / top, f.c(F32, 0.0))
-            sums = []
-            for half in range(2):
-                total = None
-                for i in range(half * len(vs) // 2, (half + 1) * len(vs) // 2):
-                    _, q = round_even(f, vs[i] * f.splat(inv, t.lanes))
-                    f.store(row + b * BLOCK + i * t.lanes, f.trunc(q, vec(I8, t.lanes)), 1)
-                    total = q if total is None else total + q
-                assert total is not None
-                sums.append(hsum(f, total))
-            tail = row + n_blocks * BLOCK
-            f.store(tail + b * 4, d, 4)
-            for half, s in enumerate(sums):
-                f.store(tail + n_blocks * 4 + b * 8 + 4 * half, s, 4)
+            q, d, sums = _rounded_block(f, t, x + (r * row_len + b * BLOCK) * 4)
+            write(r, b, q, d, sums)
 
         if split == "row":
             with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r, f.loop(0, live) as b:
@@ -103,9 +81,69 @@ def quantize(t: Target, split: str) -> Builder:
             n = n_rows * live
             with f.loop(n * tid / nt, n * (tid + 1) / nt) as i:
                 block(i / live, i % live)
+        if tiled:
+            with f.when(tid.eq(0)), f.loop(n_rows, (n_rows + (TILE - 1)) / TILE * TILE) as r, f.loop(0, live) as b:
+                write(r, b, [], f.c(F32, 0.0), [f.c(I32, 0)] * 2)
         f.ret()
 
     return build
+
+
+def _rounded_block(f: Fn, t: Target, src: Val) -> tuple[list[Val], Val, list[Val]]:
+    """32 floats at `src` as int8 vectors in order, their scale d = max|x| / 127, and the sums of the two halves (i32)."""
+    vs = [load_floats(f, src + 4 * t.lanes * i, t.lanes) for i in range(BLOCK // t.lanes)]
+    peak = fabs(f, vs[0])
+    for v in vs[1:]:
+        peak = f.max(peak, fabs(f, v))
+    top = hmax(f, peak)
+    # A NaN anywhere must reach the logits, where it is reported; max() would drop it.
+    nan = vs[0] * 0.0
+    for v in vs[1:]:
+        nan = nan + v * 0.0
+    d = top / 127.0 + hsum(f, nan)
+    inv = f.select(top > 0.0, f.c(F32, 127.0) / top, f.c(F32, 0.0))
+    quants, sums = [], []
+    for half in range(2):
+        total = None
+        for i in range(half * len(vs) // 2, (half + 1) * len(vs) // 2):
+            _, q = round_even(f, vs[i] * f.splat(inv, t.lanes))
+            quants.append(f.trunc(q, vec(I8, t.lanes)))
+            total = q if total is None else total + q
+        assert total is not None
+        sums.append(hsum(f, total))
+    return quants, d, sums
+
+
+Write = Callable[[Val, Val, list[Val], Val, list[Val]], None]  # row, block, quants, d, sums
+
+
+def _in_rows(f: Fn, out: Val, n_blocks: Val) -> Write:
+    def write(r: Val, b: Val, quants: list[Val], d: Val, sums: list[Val]) -> None:
+        row = out + r * n_blocks * (BLOCK + 12)
+        for i, q in enumerate(quants):
+            f.store(row + b * BLOCK + i * q.type.count, q, 1)
+        tail = row + n_blocks * BLOCK
+        f.store(tail + b * 4, d, 4)
+        for half, s in enumerate(sums):
+            f.store(tail + n_blocks * 4 + b * 8 + 4 * half, s, 4)
+
+    return write
+
+
+def _in_tiles(f: Fn, out: Val, n_rows: Val) -> Write:
+    n_tiles = (n_rows + (TILE - 1)) / TILE
+
+    def write(r: Val, b: Val, quants: list[Val], d: Val, sums: list[Val]) -> None:
+        half = out + (((b >> 1) * n_tiles + (r >> 4)) * 2 + (b & 1)) * HALF_BYTES
+        i = r & (TILE - 1)
+        for n, q in enumerate(quants):
+            f.store(half + i * BLOCK + n * q.type.count, q, 1)
+        f.store(half + i * 4 + SCALES, d, 4)
+        for n, s in enumerate(sums):
+            f.store(half + i * 8 + (SUMS_16 + 4 * n), f.to_float(s), 4)
+        f.store(half + i * 4 + SUMS_32, f.to_float(sums[0] + sums[1]), 4)
+
+    return write
 
 
 def rope(t: Target, interleaved: bool) -> Builder:
