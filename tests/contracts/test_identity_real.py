@@ -16,13 +16,15 @@ from tiny_models import tiny_gguf
 from ds4py.chat.grammar import GrammarCompiler
 from ds4py.cli.bench import own_text
 from ds4py.drafters import ModSizes, NgramSizes, SpecConfig, open_drafters
-from ds4py.engine import Engine, EngineOptions
+from ds4py.engine import Engine, EngineOptions, SessionOptions
 from ds4py.engine.speculation import target_of
 from ds4py.gguf import GgufFile, open_gguf
+from ds4py.protocols import SamplingParams
 from ds4py.tokenizer import load_tokenizer
 
 DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple", *KINDS)
 LEAST = 50
+PAIR = Path(__file__).parents[1] / "golden/pair"
 
 
 def subject_of(path: Path, words: str, n_ctx: int) -> tuple[Subject, GgufFile]:
@@ -119,3 +121,23 @@ def test_a_real_model(mode: str, variation: str, drafter: str, real: tuple[Plain
     plain, g, draft = real
     drafters = None if drafter in SCRIPTED else open_drafters(config_of(drafter, g, draft), target_of(plain.subject.engine, g))
     check(run(plain, drafter, drafters, mode, variation, LEAST, 12), drafter)
+
+
+@pytest.fixture(scope="module")
+def fitting() -> tuple[Plain, GgufFile]:
+    """The trained pair: a tiny target, and drafts of each kind that are right most of the time in its language."""
+    g = open_gguf(PAIR / "target.gguf")
+    engine = Engine.open(g, EngineOptions(n_ctx=256, threads=1))
+    start = engine.session(SessionOptions(SamplingParams(0.8), seed=3))
+    start.sync([1])
+    for _ in start.generate(200):
+        pass
+    return Plain(Subject("pair", engine, start.tokens[40:45], start.tokens), 100), g
+
+
+@pytest.mark.parametrize("drafter", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_drafts_that_fit(mode: str, drafter: str, fitting: tuple[Plain, GgufFile]) -> None:
+    plain, g = fitting
+    config = SpecConfig(draft_model=PAIR / f"{drafter.removeprefix('draft-')}.gguf", n_max=DEPTH, accept="exact")
+    check(run(plain, drafter, open_drafters(config, target_of(plain.subject.engine, g)), mode, "base", LEAST, 24), drafter)
