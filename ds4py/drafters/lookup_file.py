@@ -34,13 +34,13 @@ def pack(tokens: Sequence[int]) -> int:
     """The last MAX_N tokens as one number, 32 bits each; `packed & mask` of a shorter n-gram is that n-gram's number."""
     packed = 0
     for token in tokens[-MAX_N:]:
-        packed = (packed << 32) | token
+        packed = (packed << 32) | int(token)  # numpy's integers are too short
     return packed
 
 
 def push(packed: int, token: int) -> int:
     """`packed` moved on by a token."""
-    return ((packed << 32) | token) & _MASKS[MAX_N]
+    return ((packed << 32) | int(token)) & _MASKS[MAX_N]
 
 
 class Continuations:
@@ -70,7 +70,7 @@ class LookupCache:
         return Continuations({entry: 1}, 1) if isinstance(entry, int) else entry
 
     def add(self, packed: int, n: int, token: int, count: int = 1) -> None:
-        table, key = self._tables[n], packed & _MASKS[n]
+        table, key, token = self._tables[n], packed & _MASKS[n], int(token)
         entry = table.get(key)
         if entry is None and count == 1:
             table[key] = token

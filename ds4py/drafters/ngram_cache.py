@@ -119,7 +119,7 @@ class NgramCache:
         packed = pack(recent)
         for n in range(1, len(recent) + 1):
             self.learned.add(packed, n, token)
-        self._tokens.append(token)
+        self._tokens.append(int(token))
 
     def _pop(self) -> None:
         token = self._tokens.pop()

@@ -59,7 +59,7 @@ class NgramIndex:
     def push(self, token: int) -> int | None:
         """Append a token; returns the start that became usable with it, if one did."""
         tokens = self.tokens
-        tokens.append(token)
+        tokens.append(int(token))  # numpy's integers would overflow in a hash
         start = len(tokens) - self._n_needed
         if start < 1:
             return None

@@ -60,7 +60,7 @@ class NgramMapK4V:
         self._uses.truncate(pos)
 
     def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
-        if tokens:
+        if len(tokens):
             self._uses.arrive(self.pos, tokens[0])
         for token in tokens:
             start = self._index.push(token)

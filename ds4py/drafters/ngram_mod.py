@@ -120,6 +120,7 @@ class NgramMod:
     def observe(self, tokens: Sequence[int], taps: Mapping[int, F32]) -> None:
         if self.pool.crowded:
             self._start_over()
+        tokens = [int(token) for token in tokens]
         self._judge(tokens)
         first = max(self.pos, self._sizes.n_match)
         self._tokens += tokens
@@ -130,7 +131,7 @@ class NgramMod:
         n, sizes = self._sizes.n_match, self._sizes
         if self.pos < n:
             return Draft()
-        text = [*self._tokens[self.pos - n :], last]  # text[i] leaves the n-gram when token i of the draft comes
+        text = [*self._tokens[self.pos - n :], int(last)]  # text[i] leaves the n-gram when token i of the draft comes
         h = self._hash.roll(self._hash_of_end(), text[0], last)
         # n_min asks how far the pool can see, so the walk goes on to there even if fewer tokens are wanted
         n_wanted = max(min(k, sizes.n_max), sizes.n_min)

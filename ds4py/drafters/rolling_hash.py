@@ -5,6 +5,8 @@ step. Moving on by one token is a multiplication, an addition of the token that 
 so an n-gram of 1,024 tokens is as cheap to follow as one of four. The two sets of constants are llama.cpp's, which makes its
 documented values our test vectors. Rejected: Python's own hash of a tuple, which reads all n tokens at every position.
 
+Any integers will do: numpy's, which wrap around at their own width, are taken for what they say.
+
 The hash is weak against someone who looks for collisions; callers compare tokens, or live with a wrong guess that the target
 refuses.
 """
@@ -29,9 +31,9 @@ class RollingHash:
     def of(self, tokens: Iterable[int]) -> int:
         h = 0
         for token in tokens:
-            h = (h * self._factor + token) & self._mask
+            h = (h * self._factor + int(token)) & self._mask
         return h
 
     def roll(self, h: int, leaves: int, comes: int) -> int:
         """The hash of the n-gram one token further on."""
-        return (h * self._factor + comes - leaves * self._leaver) & self._mask
+        return (int(h) * self._factor + int(comes) - int(leaves) * self._leaver) & self._mask
