@@ -180,7 +180,7 @@ class _Words:
         self._tokenizer = tokenizer
         self.eos_token_id = eos_id
         self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.tokens = tokenizer.all_bytes()
         self.special_token_ids = [
             token for token in range(tokenizer.vocab_size) if tokenizer.is_control(token) or token in tokenizer.stop_ids
         ]

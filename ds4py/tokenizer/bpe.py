@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 
+_UNUSED = int(TokenType.UNUSED)
+
+
 def byte_alphabet() -> dict[str, int]:
     """The GPT-2 alphabet: printable character -> the byte it stands for. Bytes that print stand for themselves, the others, in
     order, are the characters from U+0100 on."""
@@ -38,6 +41,8 @@ class BpePieces:
         self._split = split
         self._path = path
         self._bytes = byte_alphabet()
+        # character -> the one whose number is the byte; of those below U+0100 that are not in the alphabet, none
+        self._latin = {byte: 0xFFFF for byte in range(256)} | {ord(char): byte for char, byte in self._bytes.items()}
 
     def encode(self, text: str) -> list[int]:
         """Ids of valid Unicode `text`. Raises FormatError at the first call if merges and vocabulary do not fit together."""
@@ -48,14 +53,13 @@ class BpePieces:
         """One token per byte, without merging; bytes that the vocabulary lacks are skipped."""
         return [self._byte_ids[byte] for byte in data if byte in self._byte_ids]
 
-    def token_bytes(self, token: int) -> bytes:
-        """What the normal token `token` stands for."""
-        if self._vocab.types[token] == TokenType.UNUSED:
+    def spelled(self, text: str, kind: int) -> bytes:
+        """What a normal token that is stored as `text` stands for."""
+        if kind == _UNUSED:
             return b""
-        text = self._vocab.tokens[token]
         try:
-            return bytes(map(self._bytes.__getitem__, text))
-        except KeyError:  # not in the alphabet: stored as it reads
+            return text.translate(self._latin).encode("latin-1")
+        except UnicodeEncodeError:  # not in the alphabet: stored as it reads
             return text.encode("utf-8", "surrogateescape")
 
     @cached_property

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ds4py.tokenizer.vocab import TokenType, Vocab
 
 SPACE = "\u2581"
+_UNUSED, _BYTE = int(TokenType.UNUSED), int(TokenType.BYTE)
 _CACHE_WORDS, _CACHE_CHARS = 1 << 16, 64  # most words remembered, and the longest
 
 
@@ -58,12 +59,11 @@ class SpmPieces:
         except KeyError:
             return [] if self._vocab.unk_id is None else [self._vocab.unk_id]
 
-    def token_bytes(self, token: int) -> bytes:
-        """What the normal or byte token `token` stands for."""
-        kind, text = self._vocab.types[token], self._vocab.tokens[token]
-        if kind == TokenType.UNUSED:
+    def spelled(self, text: str, kind: int) -> bytes:
+        """What a normal or byte token that is stored as `text` stands for."""
+        if kind == _UNUSED:
             return b""
-        if kind == TokenType.BYTE:
+        if kind == _BYTE:
             return b"" if (byte := _byte_value(text)) is None else bytes([byte])
         return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
