@@ -22,9 +22,17 @@ DRAFTED = 3
 
 
 class LoopbackServer:
-    def __init__(self, speed: float = 100.0, accept: int = 0, told: bool = True, faults: Mapping[str, str] | None = None) -> None:
-        """told: timings and /metrics are sent. faults: word in a prompt -> "status", "cut", "nonsense", "error" or "loop"."""
-        self.speed, self.accept, self.told, self.faults = speed, accept, told, faults or {}
+    def __init__(
+        self,
+        speed: float = 100.0,
+        accept: int = 0,
+        told: bool = True,
+        faults: Mapping[str, str] | None = None,
+        answers: Mapping[str, str] | None = None,
+    ) -> None:
+        """told: timings and /metrics are sent. faults: word in a prompt -> "status", "cut", "nonsense", "error" or "loop".
+        answers: word in a prompt -> the reply to it."""
+        self.speed, self.accept, self.told, self.faults, self.answers = speed, accept, told, faults or {}, answers or {}
         self.seen: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.drafts, self.accepted_at = 0, [0] * accept
@@ -92,6 +100,10 @@ class LoopbackServer:
         seed = body["seed"] if body["temperature"] else 0
         words = np.random.default_rng([seed, *prompt.encode()]).integers(0, 10**6, n)
         text = [f"w{0 if fault == 'loop' else word} " for word in words]
+        scripted = next((reply for word, reply in self.answers.items() if word in prompt), None)
+        if scripted is not None:
+            text = scripted.split(" ")
+            text[:-1] = [word + " " for word in text[:-1]]
         events = [json.dumps({"choices": [{"delta": {"content": word}, "finish_reason": None}]}) for word in text]
         if fault == "cut":
             return []
@@ -99,7 +111,7 @@ class LoopbackServer:
             return [*events[:2], "{broken"]
         if fault == "error":
             return [*events[:2], json.dumps({"error": {"message": "out of memory"}})]
-        end: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "length"}]}
+        end: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "length" if scripted is None else "stop"}]}
         end["usage"] = {"prompt_tokens": len(prompt.split()), "completion_tokens": n}
         if self.told:
             end["timings"] = self._timings(n, body.get("speculative", True))

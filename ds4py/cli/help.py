@@ -19,7 +19,7 @@ USAGE = {
     "ds4-download": "usage: ./download_model.sh TARGET [options]   (or: ds4-download TARGET)",
     "ds4-server": "usage: ds4-server [options]",
     "ds4-convert": "usage: ds4-convert FOLDER [options]",
-    "ds4-eval": "usage: ds4-eval --spec [options]",
+    "ds4-eval": "usage: ds4-eval [--spec] [options]",
     "ds4-quantize": "usage: ds4-quantize IN.gguf OUT.gguf --type NAME [options]   (or: IN.gguf OUT.gguf NAME [THREADS])",
 }
 _ABOUT = {
@@ -28,7 +28,7 @@ _ABOUT = {
     "ds4-download": "Get a model: by its name in the list, from a repository of the hub (hf:REPO[:QUANT]), or the small demo.",
     "ds4-server": "Serve a GGUF model over HTTP: OpenAI's Chat Completions, Completions and Responses, Anthropic's Messages.",
     "ds4-convert": "Turn a folder of config.json, safetensors and tokenizer files into one GGUF file.",
-    "ds4-eval": "Measure whether drafting pays.",
+    "ds4-eval": "Ask a model questions with known answers; with --spec, measure whether drafting pays.",
     "ds4-quantize": "Make a smaller GGUF file of one: choose a type for every matrix and encode the weights again.",
 }
 _DEFAULT = {

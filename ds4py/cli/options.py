@@ -63,7 +63,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "ds4-bench": ("runtime", "benchmark", "speculation"),
     "ds4-convert": ("convert",),
     "ds4-download": ("download",),
-    "ds4-eval": ("runtime", "evaluation", "speculation"),
+    "ds4-eval": ("runtime", "evaluation", "sampling", "speculation"),
     "ds4-quantize": ("quantize",),
     "ds4-server": ("api", "runtime", "sampling", "speculation", "kv-cache", "steering", "distributed", "llama.cpp"),
 }
@@ -103,6 +103,8 @@ EXCLUSIVE: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("--baseline-url", "--baseline"),
         ("--baseline-inputs", "--baseline"),
         *(("--url", name) for name in ("--model", "--drafters", "--spec-draft-model")),
+        *(("--spec", name) for name in ("--suite", "--cases", "--trace", "--regrade-trace", "--list-cases")),
+        *(("--spec", name) for name in ("--temp", "--tokens")),
     ),
     "ds4-bench": (
         ("--prompt-file", "--chat-prompt-file"),

@@ -229,8 +229,3 @@ def test_a_text_that_was_changed_ends_the_run_with_an_error(
     argv += ["--drafters", "ngram-map-k", "--spec-ngram-map-k-size-n", "1", "--spec-ngram-map-k-size-m", "3"]
     assert main([*argv, "--spec-depth", "fixed"]) == 1
     assert "changed the text of" in capsys.readouterr().err
-
-
-def test_nothing_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "what is to be evaluated?" in capsys.readouterr().err

@@ -1,8 +1,11 @@
-"""Rows that only `ds4-eval` takes: does drafting pay, and does a model answer right. Topic "evaluation"."""
+"""Rows that only `ds4-eval` takes: does a model answer right, and does drafting pay. Topics "evaluation" and "sampling"."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ds4py.cli.option import Kind, Option, Range
+from ds4py.cli.tables import runtime, sampling
 
 _TOPIC = ("evaluation",)
 _EVAL = ("ds4-eval",)
@@ -18,17 +21,54 @@ def _row(
     range: Range | None = None,
     repeat: bool = False,
     shown: str = "",
+    choices: tuple[str, ...] = (),
 ) -> Option:
     return Option(
-        name, help, kind, aliases, metavar, default, shown, range, repeat=repeat, topics=_TOPIC, commands=_EVAL
+        name, help, kind, aliases, metavar, default, shown, range, choices, repeat=repeat, topics=_TOPIC, commands=_EVAL
     )
+
+
+def _count(name: str, help: str, default: int | None = None, least: int = 1, shown: str = "") -> Option:
+    return _row(name, help, "int", metavar="N", default=default, range=Range(least), shown=shown)
+
+
+# Rows of ds4 that mean the same here; an evaluation is greedy unless it is told otherwise.
+_SHARED = ("--ctx", "--temp", "--top-k", "--top-p", "--min-p", "--think", "--think-max", "--nothink", "--chat-template-file")
+_FROM_DS4 = tuple(
+    replace(option, commands=_EVAL, default=0.0 if option.name == "--temp" else option.default)
+    for option in (*runtime.ROWS, *sampling.ROWS)
+    if option.name in _SHARED
+)
+
+_QUESTIONS = (
+    _row("--suite", "which questions", "text", metavar="NAME", default="core", choices=("core", "hard", "hard-smoke", "all")),
+    _row("--source", "only those from these sources", "text", metavar="NAME,NAME", repeat=True),
+    _row("--domain", "only those of these domains", "text", metavar="NAME,NAME", repeat=True),
+    _row("--case-id", "only these questions, of any suite", "text", metavar="ID,ID", repeat=True),
+    _row("--case-sequence", "exactly these questions, in this order", "text", metavar="ID,ID", repeat=True),
+    _count("--questions", "ask at most N"),
+    _row("--cases", "questions of a JSON Lines file instead of our own", "file", metavar="FILE"),
+    _row("--list-cases", "list the questions that would be asked, and leave"),
+    _row("--validate-cases", "check the questions and leave"),
+    _row("--self-test-extractors", "check how answers are read out of replies, and leave"),
+    _row("--trace", "write every question, reply and verdict to FILE, a line each, as they come", "file", metavar="FILE"),
+    _row("--retry-incomplete", "go on with --trace: ask what has no answer in it, or was cut off"),
+    _row("--regrade-trace", "judge the replies of a trace again, without a model", "file", metavar="FILE"),
+    _row("--tokens", "tokens of a reply at most", "int", "-n", metavar="N", range=Range(1), shown="the question's own, or 16000"),
+    _count("--soft-limit-reply-budget", "close thinking from N tokens before the end, where it is about to close", 1024, 0),
+    _count("--soft-limit-think-close-rank", "... that is, where the closing tag is among the N likeliest tokens", 3),
+    _count("--hard-limit-reply-budget", "close thinking N tokens before the end in any case", 512, 0),
+    _count("--pause-ms", "pause between questions, on a terminal", 350, 0),
+    _row("--plain", "no line of progress, no pauses"),
+)
 
 
 _SPEC = (
     _row("--spec", "does drafting pay? acceptance by position and net speed on code, chat, summaries and translations"),
     _row(
         "--drafters",
-        "what --spec measures, separated by commas; a+b is a chain (default ngram-map-k; with -md the draft and the chain too)",
+        "what --spec measures, separated by commas, a+b being a chain (default ngram-map-k; with -md the draft and the "
+        "chain too); for questions, the one that drafts",
         "text",
         metavar="LIST",
     ),
@@ -45,7 +85,7 @@ _SPEC = (
 )
 
 _SERVER = (
-    _row("--url", "measure a running server that speaks OpenAI's chat completions, such as llama-server", "text", metavar="URL"),
+    _row("--url", "ask or measure a running server that speaks OpenAI's chat completions", "text", metavar="URL"),
     _row("--baseline-url", "... against this one, which does not draft", "text", metavar="URL"),
     _row("--baseline-inputs", "... against itself, asked with these extra fields not to draft", "text", metavar="JSON"),
     _row("--baseline", "... against what an earlier run wrote with --json", "file", metavar="FILE"),
@@ -55,4 +95,4 @@ _SERVER = (
     _row("--timeout", "seconds to wait for a server", "float", metavar="S", default=600.0, range=Range(0, above=True)),
 )
 
-ROWS: tuple[Option, ...] = (*_SPEC, *_SERVER)
+ROWS: tuple[Option, ...] = (*_QUESTIONS, *_SPEC, *_SERVER, *_FROM_DS4)
