@@ -92,14 +92,17 @@ class Engine:
         """Write a session of this engine to a file. Raises ResourceError, and leaves an old file, if that fails."""
         savefile.write(path, session, self._identity, self.kernels.name)
 
-    def load_session(self, path: str | os.PathLike[str], options: SessionOptions | None = None) -> Session:
-        """The session that was saved, to go on with `options`; seed, choice and epoch are those of the file.
+    def load_session(
+        self, path: str | os.PathLike[str], options: SessionOptions | None = None, read_again: bool = False
+    ) -> Session:
+        """The session that was saved, to go on with `options`; seed, choice and epoch are those of the file. `read_again`: if it
+        was saved on other kernels, evaluate its tokens on these instead of refusing it.
 
         Raises FormatError for a file that is damaged, cut short, or of another model, kernels or a larger context."""
         saved = savefile.read(path)
         numbers = {name: saved.header[name] for name in ("seed", "choice", "epoch")}
         session = self.session(replace(options or SessionOptions(), **numbers))
-        savefile.restore(saved, session, self._identity, self.kernels.name)
+        savefile.restore(saved, session, self._identity, self.kernels.name, read_again)
         return session
 
     @property

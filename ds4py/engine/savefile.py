@@ -7,9 +7,10 @@
     32 bytes  BLAKE2b of all that goes before
 
 The state is stored as it is, not evaluated again, because a replay on another day may take another path through the kernels; so
-a file is good for the model and the kernels that made it, and says so when it meets others. A drafter's own state is stored if
-it has one (a draft model's caches). A drafter without, or another drafter than the one that was saved, is told the tokens, which
-is all that it learned from.
+a file is good for the model and the kernels that made it, and says so when it meets others. The tokens are good for any
+kernels: who asks for it gets a session that has read them again, which goes on with the same text and slightly other numbers. A
+drafter's own state is stored if it has one (a draft model's caches). A drafter without, or another drafter than the one that
+was saved, is told the tokens, which is all that it learned from.
 
 A file is checked whole before a session is made of it, and made whole before it takes its name. So a damaged, truncated or
 foreign file is refused and costs nothing, and a failed save leaves the old file. Rejected: pickle (runs code), npz (its checksums
@@ -105,14 +106,12 @@ def read(path: str | os.PathLike[str]) -> Saved:
     return Saved(path, header, _arrays(path, header["arrays"], body[start + n :]))
 
 
-def restore(saved: Saved, session: Session, model: str, kernels: str) -> None:
+def restore(saved: Saved, session: Session, model: str, kernels: str, read_again: bool = False) -> None:
     """Bring a new `session` to where the saved one stood. Raises FormatError, and the session is not to be used, if it was made
-    by another model or on other kernels, or does not fit the context."""
+    by another model or on other kernels, or does not fit the context. read_again: evaluate the tokens if the kernels differ."""
     header, path = saved.header, saved.path
     if header["model"] != model:
         raise FormatError(f"{path}: the session was saved with another model file")
-    if header["kernels"] != kernels:
-        raise FormatError(f"{path}: the session was saved on the kernels {header['kernels']}, not {kernels}: use those")
     tokens = saved.arrays.get("tokens")
     if tokens is None or tokens.dtype != np.int64 or tokens.ndim != 1 or header["pos"] != max(len(tokens) - 1, 0):
         raise _unsound(path)
@@ -121,6 +120,12 @@ def restore(saved: Saved, session: Session, model: str, kernels: str) -> None:
     if len(tokens) > session.limits.n_ctx:
         fits = f"the context holds {session.limits.n_ctx}: raise --ctx"
         raise FormatError(f"{path}: the saved session has {len(tokens)} tokens, but {fits}")
+    if header["kernels"] != kernels:
+        if not read_again:
+            raise _elsewhere(path, header["kernels"], kernels, len(tokens))
+        if len(tokens):
+            session.sync(tokens.tolist())
+        return
     session.state.load(saved.part("target"))
     if session.state.pos != header["pos"]:
         raise _unsound(path)
@@ -176,6 +181,14 @@ def _arrays(path: Path, table: list[Any], data: memoryview) -> dict[str, npt.NDA
     if start != len(data):
         raise _unsound(path)
     return arrays
+
+
+def _elsewhere(path: Path, theirs: str, ours: str, n_tokens: int) -> FormatError:
+    backend = theirs.replace("cpu-", "cpu:", 1)
+    return FormatError(
+        f"{path}: the session was saved on the kernels {theirs}, whose numbers differ in the last bits from those of {ours}: "
+        f"start with --backend {backend} to go on exactly, or have its {n_tokens:,} tokens read again; the file is untouched"
+    )
 
 
 def _unsound(path: Path) -> FormatError:
