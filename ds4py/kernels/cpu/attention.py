@@ -76,35 +76,12 @@ def attend(t: Target, d: int, softcap: bool) -> Builder:
             known = f.load(first_at + row * 8, I64, 8)
             first = f.select(window > 0, f.max(pos - window + 1, known), known)
             tile0, tile1 = first / TILE, last / TILE + 1
-            query = q + item * (d * 4)
-            _scores(
-                f,
-                t,
-                d,
-                query,
-                keys + kv * capacity * (d * 2),
-                capacity / TILE,
-                tile0,
-                tile1,
-                scores,
-                scale,
-                cap if softcap else None,
-            )
+            query, n_tiles, limit = q + item * (d * 4), capacity / TILE, cap if softcap else None
+            of_head = kv * capacity * (d * 2)
+            _scores(f, t, d, query, keys + of_head, n_tiles, tile0, tile1, scores, scale, limit)
             _mask(f, scores, tile0, tile1, first, last)
-            total = _softmax(f, t, scores, (tile1 - tile0) * TILE)
-            _mix(
-                f,
-                t,
-                d,
-                values + kv * capacity * (d * 2),
-                capacity,
-                first,
-                last,
-                tile0,
-                scores,
-                f.c(F32, 1.0) / total,
-                out + item * (d * 4),
-            )
+            inv = f.c(F32, 1.0) / _softmax(f, t, scores, (tile1 - tile0) * TILE)
+            _mix(f, t, d, values + of_head, capacity, first, last, tile0, scores, inv, out + item * (d * 4))
         f.ret()
 
     return build
