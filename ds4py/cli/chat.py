@@ -36,6 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(found: Scan) -> int:
     values = finish(COMMAND, found)
+    if not any(values.has(key) for key in ("cpu_mask", "cpu_range")) and values.text("prio") == "0":
+        return _run_mode(values)
+    from ds4py.cli.placing import placed
+
+    with placed(values):
+        return _run_mode(values)
+
+
+def _run_mode(values: Values) -> int:
     modes = (*_PROMPT_MODES, "--inspect", "--perplexity-file", "--imatrix-dataset")
     mode = next((name for name in modes if values.was_given(name)), "")
     if mode in _PROMPT_MODES and not (values.has("prompt") or values.has("prompt_file")):

@@ -13,6 +13,7 @@ from pathlib import Path
 from ds4py.cli.advice import no_model
 from ds4py.cli.draftable import support_kind
 from ds4py.cli.parsing import Values
+from ds4py.cli.placing import spreading
 from ds4py.cli.speculating import Speculation
 from ds4py.cli.terminal import Terminal
 from ds4py.engine import Engine, EngineOptions, Session, SessionOptions
@@ -94,7 +95,8 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
 
     log.rewrite(f"ds4: loading {g.path}")
     begun = time.monotonic()
-    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads, kernels=kernels, max_rows=max_rows), compiling)
+    with spreading(values):
+        engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads, kernels=kernels, max_rows=max_rows), compiling)
     log.rewrite("")
     info = engine.info()
     log.say(f"ds4: {g.path.name}: {g.architecture}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")

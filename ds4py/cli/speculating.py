@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from ds4py.cli.options import for_command
 from ds4py.cli.parsing import Values
+from ds4py.cli.placing import cpus_of
 from ds4py.cli.terminal import Terminal
 from ds4py.drafters import (
     Drafters,
@@ -141,6 +142,7 @@ def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, acce
     return SpecConfig(
         types=types,
         draft_model=draft,
+        draft_cpus=cpus_of(values, "--spec-draft-cpu-mask", "--spec-draft-cpu-range"),
         draft_threads=values.integer("spec_draft_threads") if values.has("spec_draft_threads") else None,
         n_max=values.integer("spec_draft_n_max") if values.has("spec_draft_n_max") else None,
         n_min=values.integer("spec_draft_n_min"),

@@ -73,6 +73,7 @@ class SpecConfig:
 
     types: tuple[str, ...] = ()  # empty: none, or what `draft_model` turns out to be
     draft_model: Path | GgufFile | None = None
+    draft_cpus: frozenset[int] | None = None  # processors of the draft model's own threads; None: those of the target
     draft_threads: int | None = None  # None: the draft model runs on the target's kernels
     n_max: int | None = None  # tokens a draft model proposes at most; None: its block, or N_MAX where it has none
     n_min: int = 0  # shorter proposals of a draft model are dropped

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ds4py.drafters.placement import running_on
 from ds4py.errors import FormatError
 from ds4py.models import LoadedModel
 from ds4py.protocols import F32, Span
@@ -32,6 +33,7 @@ class DraftModel:
     n_ctx: int  # of a session's state
     target_vocab_size: int  # width of the rows that samplers of the target expect
     identity: str = ""  # of the file and the kernels: caches of others are not loaded
+    cpus: frozenset[int] | None = None  # where its threads run, if not where the target's do
 
     @property
     def max_rows(self) -> int:
@@ -81,7 +83,8 @@ class DraftContext:
         """Evaluate `tokens`; the last row of logits, as wide as the target's, if asked. Valid until the next forward."""
         limit = self._draft.model.vocab_size - 1
         known = [min(token, limit) for token in tokens]  # an id of the target's padding: any id will do
-        out = self._draft.model.forward([Span(self.state, known, n_logits)])
+        with running_on(self._draft.cpus):  # the calling thread does a share of the work
+            out = self._draft.model.forward([Span(self.state, known, n_logits)])
         self._fed += tokens
         return self._fit(out.logits[0]) if n_logits else out.logits
 

@@ -12,6 +12,7 @@ from ds4py.drafters.aim import Limits
 from ds4py.drafters.block import BlockDraft, BlockDrafter
 from ds4py.drafters.config import N_MAX, SpecConfig
 from ds4py.drafters.opened import Notice, Opened, Target
+from ds4py.drafters.placement import running_on
 from ds4py.errors import UnsupportedError, UsageError
 from ds4py.gguf import GgufFile
 from ds4py.gguf.identity import identity
@@ -33,11 +34,12 @@ def open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, no
     assert g is not None, "SpecConfig refuses draft-simple without a file"
     check_vocabulary(target.gguf, g)
     kernels = target.kernels
-    if config.draft_threads is not None and config.draft_threads != kernels.n_threads:
-        kernels = open_kernels("auto", threads=config.draft_threads, max_rows=kernels.max_rows)
+    if config.draft_cpus or (config.draft_threads is not None and config.draft_threads != kernels.n_threads):
+        with running_on(config.draft_cpus):  # its threads are started there, and stay
+            kernels = open_kernels("auto", threads=config.draft_threads, max_rows=kernels.max_rows)
     model = load_model(g, kernels)
     n_ctx = min(target.n_ctx, model.n_ctx_train)
-    draft = DraftModel(model, n_ctx, target.vocab_size, f"{identity(g)} {kernels.name}")
+    draft = DraftModel(model, n_ctx, target.vocab_size, f"{identity(g)} {kernels.name}", config.draft_cpus)
     n_max = N_MAX if config.n_max is None else config.n_max
 
     def make(opportunistic: bool, user: str) -> Drafter:
@@ -129,6 +131,8 @@ def _listened(config: SpecConfig, target: Target, g: GgufFile) -> LoadedModel:
     """The target's model, for a draft that borrows from it and listens to it, on its kernels."""
     if target.model is None:
         raise UnsupportedError(f"{g.path} drafts with the help of a loaded model, and there is none")
+    if config.draft_cpus is not None:
+        raise UsageError(f"{g.path.name} runs on the threads of the model it drafts for: place both with --cpu-mask")
     if config.draft_threads is not None and config.draft_threads != target.kernels.n_threads:
         raise UsageError(
             f"{g.path.name} shares weights with the model it drafts for and runs on its {target.kernels.n_threads} threads: "

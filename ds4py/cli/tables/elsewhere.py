@@ -55,6 +55,8 @@ LLAMA: tuple[Option, ...] = (
     _accepted("--n-gpu-layers", "there is no GPU to give layers to", "-ngl", "--gpu-layers", kind="text"),
     _accepted("--batch-size", "how much is read at once is --prefill-chunk", "-b", kind="int"),
     _accepted("--threads-batch", "prompts use -t threads too", "-tb", kind="int"),
+    _accepted("--poll", "waiting threads poll for a moment, then yield", kind="int"),
+    _accepted("--poll-batch", "waiting threads poll for a moment, then yield", kind="int"),
     _accepted("--mmap", "files are always mapped"),
     _accepted("--no-mmap", "files are always mapped"),
     _accepted("--mlock", "weights in use stay in memory as the system decides"),

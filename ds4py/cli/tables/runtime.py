@@ -6,6 +6,7 @@ from ds4py.cli.option import Option, Range
 from ds4py.cli.tables.cache_types import BARRED
 
 _GPU = "it comes with the GPU kernels; --cpu is what runs today"
+_SHARED = "prompts and answers share their threads; --cpu-mask, --cpu-range, --cpu-strict and --prio are for both"
 _STREAMING = "it comes with the DeepSeek V4 model"
 _ONE_DEVICE = "this build computes on one device"
 _NO_IMAGES = "this build reads text only, no images"
@@ -66,6 +67,10 @@ ROWS: tuple[Option, ...] = (
         range=Range(1, 65536),
         env=("LLAMA_ARG_UBATCH",),
     ),
+    Option("--cpu-mask", "run on the processors of this hexadecimal mask, such as 0x3", "text", ("-C",), "M"),
+    Option("--cpu-range", "run on these processors too, such as 0-3", "text", ("-Cr",), "LO-HI"),
+    Option("--cpu-strict", "1: each thread but the first keeps one processor", "text", (), "0|1", "0", choices=("0", "1")),
+    Option("--prio", "priority, from -1 (low) to 3", "text", (), "N", "0", choices=("-1", "0", "1", "2", "3")),
     Option("--list-devices", "list where a model could compute, and leave"),
     Option("--device", "where to compute", "text", ("-dev",), "LIST", shown_default="cpu", choices=("none", "cpu", "CPU")),
     Option("--chdir", "change to this directory before anything is read", "file", metavar="DIR"),
@@ -117,6 +122,15 @@ ROWS: tuple[Option, ...] = (
         commands=("ds4", "ds4-bench", "ds4-eval", "ds4-convert", "ds4-quantize", "ds4-download"),
     ),
     # --- refused ---------------------------------------------------------------------------------------------------------
+    *(
+        Option(name, "processors for prompts", "text", aliases, "M", status="never", why=_SHARED)
+        for name, aliases in (
+            ("--cpu-mask-batch", ("-Cb",)),
+            ("--cpu-range-batch", ("-Crb",)),
+            ("--cpu-strict-batch", ()),
+            ("--prio-batch", ()),
+        )
+    ),
     Option("--cuda", "run on an NVIDIA GPU", status="later", why=_GPU),
     Option("--gpu-vram", "GPU memory budgets in GiB", "text", metavar="N[,N]", status="later", why=_GPU),
     Option("--gpu-devices", "which GPUs to use", "text", metavar="N[,N]", status="later", why=_GPU),

@@ -13,7 +13,7 @@ _TOPIC = ("speculation",)
 _BOTH = ("ds4", "ds4-bench", "ds4-eval")
 _MTP = "it comes with the built-in MTP drafter"
 _GONE = "llama.cpp removed it"
-_PINNING = "a draft model's threads are not bound to processors here; bind the whole process with taskset"
+_PINNING = "a draft model reads and drafts with the same threads; --spec-draft-cpu-mask and -range are for both"
 _TREES = "drafts are chains here, not trees"
 
 def _later(name: str, help: str, why: str, kind: Kind = "flag", aliases: tuple[str, ...] = ()) -> Option:
@@ -234,6 +234,11 @@ _DRAFT_MODEL = (
     ),
 )
 
+_PLACES = (
+    _row("--spec-draft-cpu-mask", "processors for threads of the draft model", "text", "-Cd", "--cpu-mask-draft", metavar="M"),
+    _row("--spec-draft-cpu-range", "the same as a range", "text", "-Crd", "--cpu-range-draft", metavar="LO-HI"),
+)
+
 _NGRAM = (
     _row("--lookup-cache-static", "n-gram statistics that ngram-cache reads", "file", "-lcs", metavar="FILE", commands=_BOTH),
     _row(
@@ -377,10 +382,8 @@ _REFUSED = (
     _never("--spec-ngram-size-m", f"{_GONE}; the name now has the kind in it, as in --spec-ngram-simple-size-m"),
     _never("--spec-ngram-min-hits", f"{_GONE}; the name now has the kind in it, as in --spec-ngram-map-k4v-min-hits"),
     _never("--spec-draft-override-tensor", "tensors have one place to be here", "-otd", "--override-tensor-draft"),
-    _never("--spec-draft-cpu-mask", _PINNING, "-Cd", "--cpu-mask-draft"),
-    _never("--spec-draft-cpu-range", _PINNING, "-Crd", "--cpu-range-draft"),
     _never("--spec-draft-cpu-mask-batch", _PINNING, "-Cbd", "--cpu-mask-batch-draft"),
     _never("--spec-draft-cpu-range-batch", _PINNING, "-Crbd", "--cpu-range-batch-draft"),
 )
 
-ROWS: tuple[Option, ...] = (*_CHOOSING, *_DRAFT_MODEL, *_NGRAM, *_DS4, *_SYNTHETIC, *_NO_EFFECT, *_REFUSED)
+ROWS: tuple[Option, ...] = (*_CHOOSING, *_DRAFT_MODEL, *_PLACES, *_NGRAM, *_DS4, *_SYNTHETIC, *_NO_EFFECT, *_REFUSED)
