@@ -41,6 +41,7 @@ class ThinkSplitter:
     def __init__(self, tags: ThinkTags | None, inside: bool = False) -> None:
         """inside: the prompt has opened the think block. Without tags everything is answer."""
         self._tags = tags or ThinkTags("", "")
+        self._blank = "\n" if self._tags.trims else ""  # characters at the tags that are nobody's
         self.state = ThinkState(Phase.TEXT if tags is None else Phase.OPENED if inside else Phase.START)
 
     def feed(self, text: str) -> list[Part]:
@@ -84,7 +85,7 @@ class ThinkSplitter:
         return text, False
 
     def _opened(self, text: str, parts: list[Part]) -> tuple[str, bool]:
-        body = text.lstrip("\n")
+        body = text.lstrip(self._blank)
         if body.startswith(self._tags.open):  # the prompt opened the block, and the model does so again
             return body.removeprefix(self._tags.open), False
         if self._tags.open.startswith(body):
@@ -96,18 +97,18 @@ class ThinkSplitter:
         at = text.find(self._tags.close)
         if at >= 0:
             self._enter(Phase.CLOSED, "")
-            if reasoning := text[:at].rstrip("\n"):
+            if reasoning := text[:at].rstrip(self._blank):
                 parts.append((True, reasoning))
             return text[at + len(self._tags.close) :], False
         lengths = range(min(len(self._tags.close) - 1, len(text)), 0, -1)
         tail = next((n for n in lengths if self._tags.close.startswith(text[-n:])), 0)
-        decided = text[: len(text) - tail].rstrip("\n")
+        decided = text[: len(text) - tail].rstrip(self._blank)
         if decided:
             parts.append((True, decided))
         return text[len(decided) :], True
 
     def _closed(self, text: str, parts: list[Part]) -> tuple[str, bool]:
-        body = text.lstrip("\n")
+        body = text.lstrip(self._blank)
         if body:
             self._enter(Phase.TEXT, body)
         return body, False

@@ -103,7 +103,7 @@ def _answer(values: Values, g: GgufFile, n_ctx: int, out: Terminal, log: Termina
     from ds4py.cli.oneshot import one_shot
     from ds4py.cli.speculating import say_opening
 
-    chat, prompt = _prompt(values, g, tokenizer, text, log)
+    chat, prompt = _prompt(values, g, tokenizer, text, n_ctx, log)
     _refuse_long(prompt, n_ctx)
     grammar = constraint(values, tokenizer)
     opened = _open(values, g, tokenizer, n_ctx, log)
@@ -126,7 +126,7 @@ def _chat(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, out: Te
     from ds4py.cli.speculating import say_opening
 
     chat = prompting.chat_format(values, g, tokenizer, log)
-    messages, how = prompting.opening_messages(values, chat, log), prompting.thinking(values, chat, log)
+    messages, how = prompting.opening_messages(values, chat, log), prompting.thinking(values, chat, n_ctx, log)
     grammar = constraint(values, tokenizer)
     opened = _open(values, g, tokenizer, n_ctx, log)
     options = _session_options(values, opened, chat, log)
@@ -149,7 +149,9 @@ def _open(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, log: Te
     return Opened(g, tokenizer, engine, open_speculation(values, config, engine, g, log))
 
 
-def _prompt(values: Values, g: GgufFile, tokenizer: Tokenizer, text: str, log: Terminal) -> tuple[ChatFormat | None, Prompt]:
+def _prompt(
+    values: Values, g: GgufFile, tokenizer: Tokenizer, text: str, n_ctx: int, log: Terminal
+) -> tuple[ChatFormat | None, Prompt]:
     """(the chat format, unless --raw; the prompt made of `text`)."""
     from ds4py.chat import Message
     from ds4py.cli import prompting
@@ -162,7 +164,8 @@ def _prompt(values: Values, g: GgufFile, tokenizer: Tokenizer, text: str, log: T
         log.say("ds4: the prompt is a rendered chat already; it is used as it is")
         return chat, rendered
     messages = [*prompting.opening_messages(values, chat, log), Message("user", text)]
-    return chat, prompting.chat_prompt(tokenizer, chat, messages, prompting.thinking(values, chat, log))
+    how = prompting.thinking(values, chat, n_ctx, log)
+    return chat, prompting.chat_prompt(tokenizer, chat, messages, how, n_ctx)
 
 
 def _prompted(values: Values, g: GgufFile, mode: str, out: Terminal, log: Terminal) -> int:
@@ -177,7 +180,7 @@ def _prompted(values: Values, g: GgufFile, mode: str, out: Terminal, log: Termin
     tokenizer = open_tokenizer(g, log)
     text = prompt_text(values)
     assert text is not None  # these modes are refused without one
-    _, prompt = _prompt(values, g, tokenizer, text, log)
+    _, prompt = _prompt(values, g, tokenizer, text, values.integer("ctx"), log)
     if mode == "--show-prompt":
         out.say(prompt.text)
         return 0

@@ -111,10 +111,12 @@ class Conversation:
 
     def _prompt(self) -> Prompt:
         """The prompt of the whole conversation, made of the session's own tokens as far as its text allows."""
-        rendered = self.chat.render(self.messages, think=self.how.think, effort=self.how.effort)
+        n_ctx = self.opened.engine.n_ctx
+        effort = self.chat.effort_for(self.how.effort, n_ctx)
+        rendered = self.chat.render(self.messages, think=self.how.think, effort=effort)
         rest = after(rendered, self._read) if self._read else None
         if rest is None:
-            return chat_prompt(self.opened.tokenizer, self.chat, self.messages, self.how)
+            return chat_prompt(self.opened.tokenizer, self.chat, self.messages, self.how, n_ctx)
         ids = [*self._live(), *self.opened.tokenizer.encode_prompt(rest, add_bos=False)]
         return Prompt(ids, str(rendered), self.chat.opens_thinking(rendered))
 

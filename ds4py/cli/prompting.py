@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Thinking:
-    """How much the model is asked to think: None leaves it to the model."""
+    """How much the model is asked to think: None leaves it to the model. effort: a word for `ChatFormat.effort_for`."""
 
     think: bool | None = None
     effort: str | None = None
@@ -42,7 +42,7 @@ class Thinking:
 
 THINKING: Mapping[str, Thinking] = {
     "--think": Thinking(True),
-    "--think-max": Thinking(True, "high"),
+    "--think-max": Thinking(True, "max"),
     "--nothink": Thinking(False),
 }
 
@@ -79,14 +79,24 @@ def chat_format(values: Values, g: GgufFile, tokenizer: Tokenizer, log: Terminal
     return found
 
 
-def thinking(values: Values, chat: ChatFormat, log: Terminal) -> Thinking:
-    """The last of --think, --think-max and --nothink; a note if the model has nothing to switch."""
+def thinking(values: Values, chat: ChatFormat, n_ctx: int, log: Terminal) -> Thinking:
+    """The last of --think, --think-max and --nothink; a note if the model has nothing to switch, or no room for what is asked."""
     name = values.last_given(*THINKING)
     if name is None:
         return Thinking()
     if chat.think_tags is None and name != "--nothink":
         log.say(f"ds4: this model's chat format knows no thinking, so {name} changes nothing")
+    if note := no_room(chat, THINKING[name], n_ctx):
+        log.say(f"ds4: {note}")
     return THINKING[name]
+
+
+def no_room(chat: ChatFormat, how: Thinking, n_ctx: int) -> str:
+    """What to tell the user if a context of n_ctx positions is too small for the effort that is asked; else empty."""
+    least = chat.max_effort_ctx
+    if how.effort != "max" or n_ctx >= least:
+        return ""
+    return f"this model thinks its most only with a context of {least} positions (-c {least}); with {n_ctx} it thinks as usual"
 
 
 def opening_messages(values: Values, chat: ChatFormat, log: Terminal) -> list[Message]:
@@ -110,8 +120,8 @@ def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
     return Prompt(tokenizer.encode(text, add_bos=True), text)
 
 
-def chat_prompt(tokenizer: Tokenizer, chat: ChatFormat, messages: Sequence[Message], how: Thinking) -> Prompt:
-    rendered = chat.render(messages, think=how.think, effort=how.effort)
+def chat_prompt(tokenizer: Tokenizer, chat: ChatFormat, messages: Sequence[Message], how: Thinking, n_ctx: int) -> Prompt:
+    rendered = chat.render(messages, think=how.think, effort=chat.effort_for(how.effort, n_ctx))
     return Prompt(tokenizer.encode_prompt(rendered), str(rendered), chat.opens_thinking(rendered))
 
 

@@ -15,7 +15,7 @@ from ds4py.cli.conversation import Conversation
 from ds4py.cli.files import read_text
 from ds4py.cli.oneshot import closing
 from ds4py.cli.options import nearest
-from ds4py.cli.prompting import THINKING
+from ds4py.cli.prompting import THINKING, no_room
 from ds4py.cli.speculating import keep_learned, say_closing
 from ds4py.cli.terminal import Terminal
 from ds4py.engine.statistics import tokens_per_pass
@@ -111,6 +111,8 @@ class Repl:
             raise UsageError("this model's chat format knows no thinking")
         self._conversation.how = THINKING[flag]
         self._log.say("thinking " + {"--think": "on", "--think-max": "as much as the model offers", "--nothink": "off"}[flag])
+        if note := no_room(self._conversation.chat, THINKING[flag], self._conversation.opened.engine.n_ctx):
+            self._log.say(note)
 
     def _ctx(self, argument: str) -> None:
         if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument) <= self._n_ctx_max:

@@ -152,8 +152,10 @@ class Prompting:
         messages = [self.replays.put_back(message) for message in asked.messages]
         if self.defaults.move_dates:
             messages = list(settled(messages))
+        effort = self.chat.effort_for(asked.effort, self.n_ctx)
+        schema = _schema_of(asked)
         return render_fitting(
-            lambda shape: self.chat.render(shape, tools=tools, think=think, effort=asked.effort), messages
+            lambda shape: self.chat.render(shape, tools=tools, think=think, effort=effort, response_schema=schema), messages
         )
 
     def _grammar(self, asked: Asked, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:
@@ -202,3 +204,9 @@ class Prompting:
             seed=prompt.seed,
             stop_ids=self.chat.stop_ids if prompt.asked.prompt is None else self.tokenizer.stop_ids,
         )
+
+
+def _schema_of(asked: Asked) -> Mapping[str, Any] | None:
+    """The schema that the whole answer must have, if one is asked."""
+    kind, source = asked.grammar or ("", None)
+    return source if kind == "json_schema" and isinstance(source, Mapping) else None

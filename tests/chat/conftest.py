@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from ds4py.chat import ChatFormat, open_format
 from ds4py.tokenizer import Tokenizer, load_tokenizer
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "deepseek-v4-encoding"
 EOS = 0
 CONTROLS = {"<eos>": 3, "<bos>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4, "<tool_call>": 4}
 
@@ -58,3 +61,17 @@ def chat() -> Callable[..., tuple[ChatFormat, Tokenizer]]:
         return open_format(file, tokenizer, override), tokenizer
 
     return make
+
+
+@pytest.fixture
+def golden_v4() -> Callable[[int], tuple[list[dict[str, Any]], str]]:
+    """golden_v4(i) -> (message list, the prompt that DeepSeek's encoder gives for it) of test i of the V4 release."""
+
+    def read(i: int) -> tuple[list[dict[str, Any]], str]:
+        found = json.loads((GOLDEN / f"input_{i}.json").read_text("utf-8"))
+        if isinstance(found, dict):
+            found["messages"][0]["tools"] = found["tools"]
+            found = found["messages"]
+        return found, (GOLDEN / f"output_{i}.txt").read_text("utf-8")
+
+    return read

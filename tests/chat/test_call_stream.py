@@ -88,14 +88,14 @@ def test_the_stream_is_a_timeline_with_calls(scripted: Scripted, data: st.DataOb
     pieces = data.draw(st.lists(st.sampled_from(some), max_size=14))
     tokenizer, ids = scripted([*pieces, "y"])
     whole = stream_of(tokenizer, ["END"])
-    want = [collect(whole.push(token)) for token in ids[:-1]]
-    final = collect(whole.finish("length"))
+    want = [whole.push(token) for token in ids[:-1]]
+    final = whole.finish("length")
     stream: ReplyStream = stream_of(tokenizer, ["END"])
     assert isinstance(stream, Timeline)
     at = 0
     for _ in range(6):
         while at < len(pieces):
-            assert collect(stream.push(ids[at])) == want[at]
+            assert stream.push(ids[at]) == want[at]
             at += 1
             if data.draw(st.integers(0, 4)) == 0:
                 break
@@ -104,6 +104,6 @@ def test_the_stream_is_a_timeline_with_calls(scripted: Scripted, data: st.DataOb
             stream.truncate(back)
             at = back
     while at < len(pieces):
-        assert collect(stream.push(ids[at])) == want[at]
+        assert stream.push(ids[at]) == want[at]
         at += 1
-    assert collect(stream.finish("length")) == final and stream.shown == whole.shown
+    assert stream.finish("length") == final and stream.shown == whole.shown

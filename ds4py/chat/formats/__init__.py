@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ds4py.chat.formats.base import ChatFormat, ThinkTags
+from ds4py.chat.formats.deepseek4 import open_deepseek4
 from ds4py.chat.formats.fallback import CHATML, CHATML_MARKERS, CHATML_NOTE, PLAIN, PLAIN_NOTE, PLAIN_STOPS
 from ds4py.chat.formats.generic import TemplateFormat
 from ds4py.chat.template import ChatTemplate
@@ -25,7 +26,7 @@ def open_format(file: MetadataFile, tokenizer: Tokenizer, template: str | None =
     used is broken."""
     if template is not None:
         return TemplateFormat(tokenizer, ChatTemplate(template, "the given chat template"), name="given template")
-    for opener in (_own_template, _chatml):
+    for opener in (open_deepseek4, _own_template, _chatml):
         found = opener(file, tokenizer)
         if found is not None:
             return found

@@ -13,10 +13,12 @@ from ds4py.tokenizer import PromptText
 
 @dataclass(frozen=True)
 class ThinkTags:
-    """What surrounds reasoning in a model's output."""
+    """What surrounds reasoning in a model's output. trims: newlines inside and after the tags are the template's, and belong to
+    neither side; else every character counts."""
 
     open: str
     close: str
+    trims: bool = True
 
 
 class ChatFormat(Protocol):
@@ -57,10 +59,22 @@ class ChatFormat(Protocol):
         tools: Sequence[Mapping[str, Any]] = (),
         think: bool | None = None,
         effort: str | None = None,
+        response_schema: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> PromptText:
-        """The prompt. think: None leaves it to the model's default; effort: a word the family knows. Raises UsageError for
-        messages that the format refuses."""
+        """The prompt. think: None leaves it to the model's default; effort: a word the family knows; response_schema: of the
+        answer, written into the prompt by families that were trained to read it there. Raises UsageError for messages that the
+        format refuses."""
+        ...
+
+    @property
+    def max_effort_ctx(self) -> int:
+        """Positions of context below which `effort_for` takes back the highest effort; 0: there is no such limit."""
+        ...
+
+    def effort_for(self, asked: str | None, n_ctx: int) -> str | None:
+        """The word for `render` that stands for what a user asked (minimal, low, medium, high, xhigh or max) in a context of
+        n_ctx positions; None: nothing is said about it."""
         ...
 
     def opens_thinking(self, prompt: PromptText) -> bool:

@@ -15,7 +15,6 @@ them; for any other they are described (described.py). Calls that carry what was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ds4py.chat.calls import CallSyntax
@@ -26,7 +25,7 @@ from ds4py.chat.formats.described import described
 from ds4py.chat.formats.tagged import OPEN, TaggedCalls
 from ds4py.chat.formats.xml_call import FUNCTION
 from ds4py.chat.guard import Guard
-from ds4py.chat.messages import Message
+from ds4py.chat.messages import Message, separated
 from ds4py.chat.template import ChatTemplate
 from ds4py.tokenizer import PromptText, Tokenizer
 
@@ -37,11 +36,15 @@ _TAGS = (
     ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _SWITCHES = ("enable_thinking", "thinking")  # the variable names templates use
+_RARE_EFFORTS = ("xhigh", "max")
+_RARE_ROLES = ("developer", "latest_reminder")  # which most templates do not know
 _FIELDS = ("reasoning_content", "reasoning", "thinking")  # where templates look for reasoning in a message
 
 
 class TemplateFormat:
     """A chat format made of a template and a vocabulary; immutable."""
+
+    max_effort_ctx = 0
 
     def __init__(
         self,
@@ -75,9 +78,11 @@ class TemplateFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         think: bool | None = None,
         effort: str | None = None,
+        response_schema: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> PromptText:
-        """See ChatFormat.render."""
+        """See ChatFormat.render; templates say nothing about schemas."""
+        tools = tools or [tool for message in messages for tool in message.tools]
         if any(message.sampled is not None for message in messages):
             mark = self._guard.sentinel([_texts(messages), list(tools), self._template.source])
             placed = replay.with_places(messages, mark, whole=not self._takes_tools)
@@ -115,14 +120,20 @@ class TemplateFormat:
             rendered += self._closed_at_once(rendered, template.source)
         return rendered, sentinel
 
+    def effort_for(self, asked: str | None, n_ctx: int) -> str | None:
+        """See ChatFormat.effort_for. Most templates know low, medium and high."""
+        return "high" if asked in _RARE_EFFORTS and asked not in self._template.fields else asked
+
     def opens_thinking(self, prompt: PromptText) -> bool:
         """See ChatFormat.opens_thinking."""
         return self.think_tags is not None and str(prompt).rstrip().endswith(self.think_tags.open)
 
     def _as_dict(self, message: Message, template: ChatTemplate) -> dict[str, Any]:
         """`message` as templates expect it; reasoning to be put back between real tags is kept apart under a key of ours."""
-        message = self._separated(message)
-        out: dict[str, Any] = {"role": message.role, "content": message.content}
+        if self.think_tags is not None:
+            message = separated(message, self.think_tags.open, self.think_tags.close)
+        role = "system" if message.role in _RARE_ROLES and message.role not in template.fields else message.role
+        out: dict[str, Any] = {"role": role, "content": message.content}
         if message.name is not None:
             out["name"] = message.name
         if message.tool_call_id is not None:
@@ -146,16 +157,6 @@ class TemplateFormat:
         if inline is not None and self.think_tags:
             hidden["content"] = f"{self.think_tags.open}\n{inline}\n{self.think_tags.close}\n\n{hidden['content']}"
         return hidden
-
-    def _separated(self, message: Message) -> Message:
-        """`message` with a think block at the start of an assistant's content moved to `reasoning`."""
-        if message.role != "assistant" or message.reasoning is not None or self.think_tags is None:
-            return message
-        body = message.content.lstrip()
-        if not body.startswith(self.think_tags.open) or self.think_tags.close not in body:
-            return message
-        reasoning, _, content = body.removeprefix(self.think_tags.open).partition(self.think_tags.close)
-        return replace(message, reasoning=reasoning.strip("\n"), content=content.lstrip("\n"))
 
     def _closed_at_once(self, rendered: str, source: str) -> str:
         """What keeps a model from thinking whose template has no switch but handles thinking: an empty think block."""

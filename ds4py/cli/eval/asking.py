@@ -73,7 +73,8 @@ class ModelAsker:
     drafters: Drafters | None = None
 
     def ask(self, prompt: str, tokens: int, seed: int) -> Told:
-        rendered = self.chat.render([Message("user", prompt)], think=self.thinking.think, effort=self.thinking.effort)
+        effort = self.chat.effort_for(self.thinking.effort, self.engine.n_ctx)
+        rendered = self.chat.render([Message("user", prompt)], think=self.thinking.think, effort=effort)
         ids = self.tokenizer.encode_prompt(rendered)
         room = self.engine.n_ctx - len(ids)
         if room < 1:

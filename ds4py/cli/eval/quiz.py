@@ -141,7 +141,7 @@ def _model(values: Values, n_tokens: int, log: Terminal) -> ModelAsker:
     margins = (values.integer("soft_limit_reply_budget"), values.integer("hard_limit_reply_budget"))
     budget = Budget(n_tokens, *margins, values.integer("soft_limit_think_close_rank"))
     options = SessionOptions(params=sampling(values, g.architecture))
-    return ModelAsker(engine, tokenizer, chat, thinking(values, chat, log), options, budget, drafters)
+    return ModelAsker(engine, tokenizer, chat, thinking(values, chat, engine.n_ctx, log), options, budget, drafters)
 
 
 def one(asker: Asker, question: Question, values: Values) -> Record:
