@@ -18,7 +18,12 @@ import llvmlite.binding as llb
 from ds4py.errors import UsageError
 
 PATHS = ("avx512", "avx2", "plain")
-_NEEDS = {"avx512": ("avx512f", "avx512bw", "avx512vl", "avx512vnni"), "avx2": ("avx2", "fma", "f16c"), "plain": ()}
+_AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe", "popcnt")
+_NEEDS = {  # everything of the processors in `describe` that LLVM may use unasked
+    "avx512": ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", *_AVX2),
+    "avx2": _AVX2,
+    "plain": (),
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ def target_for(path: str | None = None) -> Target:
 def describe(path: str) -> Target:
     """The target of `path`, whether or not this CPU can run it (code for another machine can be emitted and inspected)."""
     if path == "avx512":
-        return Target(path, "icelake-server", "", 16, True, True, True)
+        return Target(path, "cascadelake", "", 16, True, True, True)  # the first with VNNI: no later instruction may slip in
     if path == "avx2":
         return Target(path, "haswell", "", 8, True, True, True)
     x86 = is_x86()

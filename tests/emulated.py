@@ -1,0 +1,164 @@
+"""A processor that this machine may not be: kernels for AVX-512 VNNI are run in software, on this process's own memory.
+
+Bochs' CPU (the package bochscpu-python) executes the machine code that LLVM emitted. So a test runs what a user's machine would
+run, down to encodings, signs and alignment; only speed cannot be seen.
+
+The page tables map each gigabyte in which this process has memory; pages are handed over when they are first touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ds4py.kernels.cpu import backend
+from ds4py.kernels.cpu.compile import Library
+from ds4py.kernels.cpu.target import describe
+
+PAGE, GIGABYTE, ROOT = 4096, 1 << 30, 0x1000
+ICE_LAKE = 28  # index of the model in Bochs' list: AVX-512 VNNI
+ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
+
+
+def bochs() -> Any:
+    """The package, with the processor model chosen. Skips where it cannot be imported."""
+    flags = sys.getdlopenflags() if hasattr(sys, "getdlopenflags") else 0
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the emulated processor runs on Linux")
+    sys.setdlopenflags(os.RTLD_LAZY)  # its wheel names functions of a newer libc, which nothing here calls
+    try:
+        module = pytest.importorskip("bochscpu")
+    finally:
+        sys.setdlopenflags(flags)
+    (file,) = Path(module.__path__[0]).glob("_bochscpu*.so")
+    library = ctypes.CDLL(str(file))
+    library.sim_get_param_enum.restype = ctypes.c_void_p
+    choose = library["_ZN15bx_param_enum_c3setEl"]
+    choose.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    choose(library.sim_get_param_enum(b"cpu.model"), ICE_LAKE)
+    return module
+
+
+class Processor:
+    """One emulated core. `call` runs a compiled function to its end."""
+
+    def __init__(self) -> None:
+        self.bochs = bochs()
+        from bochscpu import memory
+
+        self._memory = memory
+        self._kept: list[np.ndarray] = []
+        self._frames: dict[int, int] = {}  # gigabyte of our memory -> emulated physical gigabyte
+        self._tables: dict[int, np.ndarray] = {}
+        self._next_table = ROOT
+        self._root = self._table()[1]
+        self._stack, self._halt = self._pages(1 << 20), self._pages(PAGE)
+        self._halt[:] = 0xF4
+        self._session = self.bochs.Session()
+        self._session.missing_page_handler = self._hand_over
+        self._exception: tuple[int, int] | None = None
+        self._hook = self.bochs.Hook()
+        self._hook.hlt = lambda session, _: session.stop()
+        self._hook.exception = self._note
+        self.libraries: list[Library] = []  # kept: the processor does not see that code has been replaced at an address
+
+    def call(self, address: int, *args: int) -> None:
+        """address(args...), all of them 64-bit integers. AssertionError for a fault."""
+        self._map()
+        state = self._fresh()
+        for name, value in zip(ARGUMENTS, args, strict=False):
+            setattr(state, name, value % 2**64)
+        on_stack = [self._halt.ctypes.data, *args[len(ARGUMENTS) :]]
+        sp = (self._stack.ctypes.data + len(self._stack) - PAGE) // 16 * 16 - 8 * (len(on_stack) | 1)
+        for i, value in enumerate(on_stack):
+            ctypes.c_int64.from_address(sp + 8 * i).value = value
+        state.rsp, state.rip = sp, address
+        self._session.cpu.state = state
+        self._exception = None
+        self._session.run([self._hook])
+        state = self._session.cpu.state
+        assert self._exception is None, f"exception {self._exception} at {state.rip:x}, address {state.cr2:x}"
+
+    # --- memory ---
+    def _pages(self, n_bytes: int) -> np.ndarray:
+        memory = np.zeros(n_bytes + PAGE, np.uint8)
+        self._kept.append(memory)
+        skip = -memory.ctypes.data % PAGE
+        return memory[skip : skip + n_bytes]
+
+    def _table(self) -> tuple[int, np.ndarray]:
+        """Emulated address and entries of a new page table."""
+        at, entries = self._next_table, self._pages(PAGE).view(np.uint64)
+        self._next_table += PAGE
+        self._memory.page_insert(at, entries.ctypes.data)
+        return at, entries
+
+    def _map(self) -> None:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            first, last = (int(x, 16) for x in line.split()[0].split("-"))
+            for gigabyte in range(first // GIGABYTE, (last - 1) // GIGABYTE + 1):
+                if gigabyte in self._frames or gigabyte >> 17:
+                    continue
+                self._frames[gigabyte] = len(self._frames) + 1
+                if gigabyte >> 9 not in self._tables:
+                    at, self._tables[gigabyte >> 9] = self._table()
+                    self._root[gigabyte >> 9] = at | 7  # present, writable, user
+                self._tables[gigabyte >> 9][gigabyte & 511] = self._frames[gigabyte] * GIGABYTE | 0x87  # and a large page
+
+    def _hand_over(self, address: int) -> None:
+        gigabyte = next(g for g, frame in self._frames.items() if frame == address // GIGABYTE)
+        self._memory.page_insert(address // PAGE * PAGE, gigabyte * GIGABYTE + address % GIGABYTE // PAGE * PAGE)
+
+    # --- running ---
+    def _note(self, session: Any, _: int, vector: int, code: int) -> None:
+        self._exception = vector, code
+        session.stop()
+
+    def _fresh(self) -> Any:
+        """A core in 64-bit mode with all vector registers enabled."""
+        from bochscpu import cpu
+
+        state = self.bochs.State()
+        cpu.set_long_mode(state)
+        state.cr0 = int(state.cr0) | 1 << 1
+        state.cr3, state.cr4 = ROOT, int(state.cr4) | 1 << 9 | 1 << 10 | 1 << 18
+        state.xcr0, state.mxcsr, state.mxcsr_mask, state.rflags = 0xE7, 0x1F80, 0xFFFF, 2
+        for name in ("cs", "ds", "es", "ss", "fs", "gs"):
+            segment = self.bochs.Segment()
+            segment.present, segment.base, segment.limit = True, 0, 0xFFFFFFFF
+            segment.selector, segment.attr = (0x10, 0xA09B) if name == "cs" else (0x18, 0xC093)
+            setattr(state, name, segment)
+        return state
+
+
+class EmulatedExecutor:
+    """Stands in for executor.Executor: runs a program's ops one after another, thread by thread."""
+
+    def __init__(self, library: Library, n_threads: int, processor: Processor):
+        self.n_threads, self.processor = n_threads, processor
+        processor.libraries.append(library)
+
+    def run(self, program: np.ndarray) -> None:
+        for record in program:
+            for tid in range(self.n_threads):
+                self.processor.call(int(record[0]), record.ctypes.data, tid, self.n_threads)
+
+    def close(self) -> None:
+        pass
+
+
+def emulated_kernels(
+    monkeypatch: pytest.MonkeyPatch, processor: Processor, path: str, threads: int = 2, max_rows: int = 65
+) -> backend.CpuKernels:
+    """The CPU backend on `processor`, for a path that this machine may lack."""
+    executor: Callable[[Library, int], EmulatedExecutor] = lambda library, n: EmulatedExecutor(library, n, processor)  # noqa: E731
+    monkeypatch.setattr(backend, "target_for", describe)
+    monkeypatch.setattr(backend, "Executor", executor)
+    return backend.CpuKernels(threads, max_rows, path)
