@@ -117,7 +117,7 @@ class LatentOps(Protocol):
         """Softmax attention of q [R, H*D] over rows that are keys and values: the ring's window up to the row itself, then the
         pool's entries that the row sees (or `chosen` of them), and one extra logit per head, sinks [H], whose value is zero.
 
-        `block`: every row of a span sees the window before the span and all rows of the span."""
+        `block`: every row of a span sees what its first row sees, and all rows of the span."""
         ...
 
     def grouped_linear(self, x: Buf, weight: Weight, n_groups: int) -> Buf:

@@ -419,6 +419,7 @@ class Draft:
     confidence: Sequence[float] | None = None  # one per token, 0..1, or None
     source: str = ""  # name of the drafter that made it, for the statistics
     lag: int = 0  # tokens that the drafter had to evaluate first because it had not been asked for a while
+    stopped: float | None = None  # confidence in the next token, if the draft ended because it was too low
 
 
 @dataclass(frozen=True)

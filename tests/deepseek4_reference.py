@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class Reference:
         return torch.cat([plain, torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)], -1)
 
     def round_latent(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.rounding:
+        if not self.rounding or not len(x):
             return x
         return torch.cat([fp8(x[..., : -self.n_rot]), x[..., -self.n_rot :]], -1)
 
@@ -212,3 +213,113 @@ class Reference:
         x = rms(h, w[p + "hnorm.weight"], self.eps) @ w[p + "h_proj.weight"].T
         h = self.block(e[:, None] + x, p, 0, ids)
         return self.head(h, p, p + "norm.weight"), h
+
+
+class Spark(Reference):
+    """The three stages of DSpark over what the target left at some positions: one pass over [anchor, noise, noise, ...].
+
+    `taps` [n, 3 d]: joined means over the streams of positions first .. first + n; only the last window of them is seen. The
+    anchor is the token at the position after them, row i of the block guesses the token after its own position."""
+
+    def __init__(self, w: Weights, c: Any, noise: int, rounding: bool, block: int = 5, stages: int = 3) -> None:
+        super().__init__(w, c, [], rounding)
+        self.noise, self.block_len, self.stages, self.last = noise, block, stages, f"mtp.{stages - 1}."
+
+    def draft(self, taps: torch.Tensor, first: int, anchor: int, noise: torch.Tensor | None = None) -> SimpleNamespace:
+        """base [B, V], hidden [B, d], logits [B, V] with the Markov bias, drafts [B], confidence [B]; `noise` [B, V] is added
+        before each choice."""
+        w, window = self.w, self.c.sliding_window
+        context = rms(taps @ w["mtp.0.main_proj.weight"].T, w["mtp.0.main_norm.weight"], self.eps)[-window:]
+        at = torch.arange(first + len(taps) - len(context), first + len(taps))
+        pos = torch.arange(self.block_len) + first + len(taps)
+        ids = torch.tensor([anchor] + [self.noise] * (self.block_len - 1))
+        h = w["embed.weight"][ids][:, None].repeat(1, self.c.hc_mult, 1)
+        for s in range(self.stages):
+            p = f"mtp.{s}."
+            h = self.site(h, p + "hc_attn", lambda x, p=p: self._attention(x, context, at, pos, p))
+            h = self.site(h, p + "hc_ffn", lambda x, p=p: self.moe(rms(x, w[p + "ffn_norm.weight"], self.eps), p + "ffn.", ids))
+        hidden = self.collapse(h, self.last)
+        base = rms(hidden, w[self.last + "norm.weight"], self.eps) @ w["head.weight"].T
+        return self._chain(hidden, base, anchor, noise)
+
+    def _attention(
+        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, pos: torch.Tensor, p: str
+    ) -> torch.Tensor:
+        """The context enters without the norm of the layer; every row sees every row."""
+        w, c, a = self.w, self.c, p + "attn."
+        x = rms(x, w[p + "attn_norm.weight"], self.eps)
+        qr = rms(x @ w[a + "wq_a.weight"].T, w[a + "q_norm.weight"], self.eps)
+        q = rms((qr @ w[a + "wq_b.weight"].T).view(len(x), c.num_attention_heads, c.head_dim), None, self.eps)
+
+        def latent(rows: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+            kv = rms(rows @ w[a + "wkv.weight"].T, w[a + "kv_norm.weight"], self.eps)
+            return self.round_latent(self.rope(kv, where, 0))
+
+        keys = torch.cat([latent(context, at), latent(x, pos)])
+        return self.mix(self.rope(q, pos, 0), keys, torch.ones(len(x), len(keys)).bool(), a, pos, 0)
+
+    def _chain(self, hidden: torch.Tensor, base: torch.Tensor, anchor: int, noise: torch.Tensor | None) -> SimpleNamespace:
+        w, head = self.w, self.last + "markov_head.markov_w"
+        before, logits, drafts, sure = anchor, [], [], []
+        for i in range(self.block_len):
+            e = w[f"{head}1.weight"][before]
+            logits.append(base[i] + w[f"{head}2.weight"] @ e)
+            z = w[self.last + "confidence_head.proj.weight"][0] @ torch.cat([hidden[i], e])
+            sure.append(torch.sigmoid(z).item())
+            before = int((logits[-1] if noise is None else logits[-1] + noise[i]).argmax())
+            drafts.append(before)
+        return SimpleNamespace(base=base, hidden=hidden, logits=torch.stack(logits), drafts=drafts, confidence=sure)
+
+
+def spark_weights(c: Any, rank: int, n_taps: int, stages: int = 3, seed: int = 56) -> dict[str, torch.Tensor]:
+    """Random mtp.* of DSpark, released names. Louder latents and outputs, so that context and position decide the drafts: random
+    weights of unit gain attend almost evenly and all noise rows look alike."""
+    g = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g)
+
+    def linear(n_out: int, n_in: int) -> torch.Tensor:
+        return noise(n_out, n_in) / math.sqrt(n_in)
+
+    def norm(n: int) -> torch.Tensor:
+        return 1 + 0.1 * noise(n)
+
+    d, n, heads, width = c.hidden_size, c.hc_mult, c.num_attention_heads, c.head_dim
+    loud = torch.ones(width)
+    loud[-c.qk_rope_head_dim :] = 2
+    w: dict[str, torch.Tensor] = {}
+    for s in range(stages):
+        p, a, f = f"mtp.{s}.", f"mtp.{s}.attn.", f"mtp.{s}.ffn."
+        for site in ("attn", "ffn"):
+            w[f"{p}hc_{site}_fn"], w[f"{p}hc_{site}_base"] = linear(n * (n + 2), n * d), 0.5 * noise(n * (n + 2))
+            w[f"{p}hc_{site}_scale"], w[f"{p}{site}_norm.weight"] = 0.5 + torch.rand(3, generator=g), norm(d)
+        w |= {
+            a + "attn_sink": noise(heads),
+            a + "wq_a.weight": linear(c.q_lora_rank, d),
+            a + "q_norm.weight": norm(c.q_lora_rank),
+            a + "wq_b.weight": linear(heads * width, c.q_lora_rank),
+            a + "wkv.weight": linear(width, d),
+            a + "kv_norm.weight": 2 * norm(width) * loud,
+            a + "wo_a.weight": linear(c.o_groups * c.o_lora_rank, heads * width // c.o_groups),
+            a + "wo_b.weight": 3 * linear(d, c.o_groups * c.o_lora_rank),
+            f + "gate.weight": linear(c.n_routed_experts, d),
+            f + "gate.bias": 0.1 * noise(c.n_routed_experts),
+        }
+        for e in ["shared_experts", *(f"experts.{i}" for i in range(c.n_routed_experts))]:
+            n_ff = c.moe_intermediate_size
+            w |= {f"{f}{e}.w1.weight": linear(n_ff, d), f"{f}{e}.w3.weight": linear(n_ff, d)}
+            w[f"{f}{e}.w2.weight"] = linear(d, n_ff)
+    z = f"mtp.{stages - 1}."
+    w |= {
+        "mtp.0.main_proj.weight": linear(d, n_taps * d),
+        "mtp.0.main_norm.weight": norm(d),
+        z + "norm.weight": norm(d),
+        z + "hc_head_fn": linear(n, n * d),
+        z + "hc_head_base": 0.3 * noise(n),
+        z + "hc_head_scale": 0.5 + torch.rand(1, generator=g),
+        z + "markov_head.markov_w1.weight": noise(c.vocab_size, rank),
+        z + "markov_head.markov_w2.weight": linear(c.vocab_size, rank),
+        z + "confidence_head.proj.weight": torch.cat([0.12 * linear(1, d), 0.3 * linear(1, rank)], 1),
+    }
+    return w

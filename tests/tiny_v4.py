@@ -117,6 +117,30 @@ class TinyV4:
         return path
 
 
+def write_support(
+    path: Path, weights: Mapping[str, torch.Tensor], config: Any, keys: Mapping[str, Any], kind: GgmlType = GgmlType.F32
+) -> Path:
+    """The mtp.* tensors as a support file; `keys` are its metadata beside the architecture's, which they may replace."""
+    own = {name: w for name, w in weights.items() if name.startswith("mtp.")}
+    tensors = [stored(name, array, kind, kind) for name, array in gguf_arrays(own, config).items()]
+    write_gguf(path, {"general.architecture": "deepseek4-dspark", **keys}, sorted(tensors, key=lambda t: t.name))
+    return path
+
+
+def spark_keys(taps: list[int], rank: int, noise: int, block: int = 5, stages: int = 3) -> dict[str, Any]:
+    """The nine keys of ds4's support files, but the first."""
+    return {
+        "general.name": "DeepSeek V4 Flash DSpark support",
+        "general.alignment": 32,
+        "dspark.block_size": block,
+        "dspark.markov_rank": rank,
+        "dspark.noise_token_id": noise,
+        "dspark.target_layer_ids": taps,
+        "dspark.stage_count": stages,
+        "dspark.n_layers": stages,
+    }
+
+
 def tiny_config(hca: int = 128, **changes: Any) -> Any:
     from transformers import DeepseekV4Config
 

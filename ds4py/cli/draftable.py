@@ -31,7 +31,7 @@ def support_kind(g: GgufFile) -> str | None:
         return _SUPPORT[g.architecture]
     if _count(g) and "blk.0.attn_norm.weight" not in g.tensors:
         return "an MTP block without its model"
-    if "token_embd.weight" not in g.tensors and any(name.startswith("mtp.") for name in g.tensors):
+    if "token_embd.weight" not in g.tensors and any(name.startswith(("mtp.", "dspark.")) for name in g.tensors):
         return "a DSpark support file" if any("markov" in name for name in g.tensors) else "a legacy MTP support file"
     return None
 

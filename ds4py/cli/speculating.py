@@ -147,7 +147,7 @@ def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, acce
         n_max=values.integer("spec_draft_n_max") if values.has("spec_draft_n_max") else None,
         n_min=values.integer("spec_draft_n_min"),
         p_min=values.number("spec_draft_p_min"),
-        conf_min=values.number("spec_draft_conf_min"),
+        conf_min=values.number("spec_draft_conf_min") if values.has("spec_draft_conf_min") else None,
         candidates=values.integer("spec_draft_candidates"),
         ngram_simple=sizes("simple"),
         ngram_map_k=sizes("map_k"),

@@ -57,11 +57,12 @@ class Aim:
         """At most k tokens to follow `last`. A row without a finite maximum ends the draft: a broken draft model drafts short."""
         tokens: list[int] = []
         sure: list[float] = []
-        before = last
+        before, stopped = last, None
         while len(tokens) < k:
             row, confidence = row_after(len(tokens), before)
             if confidence is not None:
                 if confidence < limits.least:
+                    stopped = confidence
                     break
                 sure.append(confidence)
             try:
@@ -72,7 +73,7 @@ class Aim:
             view.push(before)
         if len(tokens) < limits.n_min:
             tokens = []
-        return Draft(tokens, sure[: len(tokens)] if sure else None, source, lag)
+        return Draft(tokens, sure[: len(tokens)] if sure else None, source, lag=lag, stopped=stopped)
 
     def _choose(self, row: F32, view: SamplerView, first: bool) -> int:
         if self._warmth is None or view.params().temperature == 0:

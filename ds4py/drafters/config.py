@@ -34,7 +34,7 @@ PRECEDENCE: Final = (
 N_MAX: Final = 3  # tokens of a draft, where neither the user nor the draft model says
 LONGEST: Final = 1024  # tokens of a draft or an n-gram
 ACCEPT_MODES: Final = ("opportunistic", "exact")  # above temperature 0; at 0 both are greedy decoding
-DEPTH_POLICIES: Final = ("cost", "adaptive", "fixed")
+DEPTH_POLICIES: Final = ("cost", "adaptive", "fixed", "ds4")
 MAX_SKIP_STREAK: Final = 32
 
 
@@ -78,7 +78,7 @@ class SpecConfig:
     n_max: int | None = None  # tokens a draft model proposes at most; None: its block, or N_MAX where it has none
     n_min: int = 0  # shorter proposals of a draft model are dropped
     p_min: float = 0.0  # a draft model stops where its own best token is less likely than this
-    conf_min: float = 0.0  # a confidence head stops where it expects less than this; 0: use p_min
+    conf_min: float | None = None  # a confidence head stops where it expects less; 0: use p_min; None: what suits the draft
     candidates: int = 0  # tokens of a row that a Markov head looks at; 0 = all
     ngram_simple: NgramSizes = NgramSizes()
     ngram_map_k: NgramSizes = NgramSizes()
@@ -114,7 +114,7 @@ class SpecConfig:
         if self.draft_threads is not None:
             _check_count("--spec-draft-threads", self.draft_threads, 1, None)
         _check_share("--spec-draft-p-min", self.p_min)
-        _check_share("--spec-draft-conf-min", self.conf_min)
+        _check_share("--spec-draft-conf-min", self.conf_min or 0.0)
         _check_count("--spec-draft-candidates", self.candidates, 0, None)
         needy = [name for name in self.types if name.startswith("draft-") and name != "draft-mtp"]
         if needy and self.draft_model is None:

@@ -39,10 +39,11 @@ class MarkovHead:
     _nothing: StateView = field(default_factory=lambda: new_state([], 1, 0, np.float16))
 
     @classmethod
-    def read(cls, t: Tensors, draft: BlockDraft) -> MarkovHead:
-        """FormatError if the file's draft vocabulary has more rows than the head."""
-        w1, w2 = t.raw("markov_w1.weight"), t.raw("markov_w2.weight")
-        markov_w1, markov_w2 = (t.matrix(w.name, w.n_rows, w1.row_len) for w in (w1, w2))
+    def read(cls, t: Tensors, draft: BlockDraft, prefix: str = "") -> MarkovHead:
+        """`prefix` of the tensors' names. FormatError if the file's draft vocabulary has more rows than the head."""
+        names = f"{prefix}markov_w1.weight", f"{prefix}markov_w2.weight"
+        w1, w2 = (t.raw(name) for name in names)
+        markov_w1, markov_w2 = (t.matrix(name, w.n_rows, w1.row_len) for name, w in zip(names, (w1, w2), strict=True))
         if draft.network.d2t is not None and w2.n_rows != len(draft.network.d2t):
             raise FormatError(f"markov_w2.weight has {w2.n_rows} rows, but d2t names {len(draft.network.d2t)} tokens.")
         return cls(draft.kernels, markov_w1, markov_w2, w1, w2)
@@ -76,13 +77,14 @@ class ConfidenceHead:
     bias: float
 
     @classmethod
-    def read(cls, t: Tensors, n_embd: int, rank: int) -> ConfidenceHead | None:
+    def read(cls, t: Tensors, n_embd: int, rank: int, name: str = "conf_proj") -> ConfidenceHead | None:
         """None where the file has none."""
-        if not t.has("conf_proj.weight"):
+        if not t.has(f"{name}.weight"):
             return None
-        tensor = t.shaped("conf_proj.weight", (n_embd + rank, 1))
+        flat = (n_embd + rank,)
+        tensor = t.shaped(f"{name}.weight", flat if t.raw(f"{name}.weight").shape == flat else (*flat, 1))
         weight = decode(tensor.type, tensor.data, n_embd + rank)
-        bias = t.optional_vector("conf_proj.bias", 1)
+        bias = t.optional_vector(f"{name}.bias", 1)
         return cls(weight, 0.0 if bias is None else float(bias[0]))
 
     def sure(self, hidden: F32, embedding: F32) -> float:

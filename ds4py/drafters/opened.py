@@ -32,3 +32,4 @@ class Opened:
     n_max: int
     says: str
     n_min: int = 0
+    counted: str = "adaptive"  # the depth policy that suits it where only counts may decide

@@ -36,6 +36,7 @@ class Drafters:
     n_max: int  # tokens of the longest draft
     n_min: int  # a depth below this gets no draft from any of them
     makers: Sequence[Maker] = ()
+    counted: str = "adaptive"  # the depth policy where only counts may decide
 
     def new(self, opportunistic: bool, user: str = "") -> Drafter | None:
         """A drafter for one session, None if no type runs. `opportunistic`: drafts will decide the text, so they are greedy and
@@ -52,7 +53,7 @@ def recognise(g: GgufFile) -> str:
     """The speculative type a draft file was made for. By llama.cpp's marks; a model without any of them drafts by itself."""
     if g.architecture == "dflash":
         return "draft-dspark" if "markov_w1.weight" in g.tensors else "draft-dflash"
-    if g.architecture in with_model.DEEPSEEK_SUPPORT:
+    if with_model.is_deepseek(g):
         return "draft-dspark"
     if g.architecture == "eagle3":
         return "draft-eagle3"
@@ -83,13 +84,22 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
     unused = f"; {g.path.name} is not used by any of them" if g is not None and not _FILED.intersection(types) else ""
     n_max = min(max(one.n_max for one in opened), target.kernels.max_rows - 1)
     line = f"speculation: {says}{taken}, up to {n_max} tokens ahead{unused}"
-    return Drafters(config, types, line, n_max, min(one.n_min for one in opened), [one.make for one in opened])
+    counted = {one.counted for one in opened}
+    makers = [one.make for one in opened]
+    n_min = min(one.n_min for one in opened)
+    return Drafters(config, types, line, n_max, n_min, makers, counted.pop() if len(counted) == 1 else "adaptive")
 
 
 def draft_len(config: SpecConfig) -> int:
     """Rows beyond the first that a forward must take for the draft model that `config` names: its drafts, or its own block."""
     g = _draft_file(config)
-    block = g.get("block_size", 0) if g is not None and g.architecture == "dflash" else 0
+    block = 0
+    if g is not None and with_model.is_deepseek(g):
+        from ds4py.models.deepseek4_dspark import BLOCK_SIZE, key
+
+        block = key(g, "block_size") or BLOCK_SIZE
+    elif g is not None and g.architecture == "dflash":
+        block = g.get("block_size", 0)
     asked = config.n_max if config.n_max is not None else N_MAX
     return max(asked, block) if isinstance(block, int) else asked
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ds4py.drafters.aim import Limits
-from ds4py.drafters.block import BlockDraft, BlockDrafter
+from ds4py.drafters.block import BlockDraft, BlockDrafter, Network
 from ds4py.drafters.config import N_MAX, SpecConfig
 from ds4py.drafters.opened import Notice, Opened, Target
 from ds4py.drafters.placement import running_on
@@ -22,6 +22,8 @@ from ds4py.models.tensors import Tensors
 from ds4py.protocols import Drafter
 
 DEEPSEEK_SUPPORT: Final = ("deepseek4-dspark", "deepseek41-dspark")  # architectures of ds4's own DSpark files
+# below which DeepSeek's drafts end where the user does not say, as in ds4: where drafts may decide, and where they may not
+DEEPSEEK_CONFIDENCE: Final = {"opportunistic": 0.7, "exact": 0.8}
 
 
 def open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -52,7 +54,7 @@ def open_draft_dflash(config: SpecConfig, target: Target, g: GgufFile | None, no
     from ds4py.drafters.dflash import DFlashReader
 
     assert g is not None, "open_drafters refuses draft-dflash without a file"
-    draft, t = _open_block(config, target, g)
+    draft, t = _open_dflash(config, target, g)
     t.refuse_unused()
     limits, clamped = _limits(config, draft.n_max, config.p_min)
     reader = DFlashReader(draft, measured=config.p_min > 0)
@@ -67,22 +69,29 @@ def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, no
     from ds4py.drafters.dspark import ConfidenceHead, DSparkReader, MarkovHead
 
     assert g is not None, "open_drafters refuses draft-dspark without a file"
-    draft, t = _open_block(config, target, g)
-    markov = MarkovHead.read(t, draft)
-    confidence = ConfidenceHead.read(t, draft.network.output.shape[1], markov.w1.row_len)
+    conf_min = config.conf_min
+    if is_deepseek(g):
+        draft, t, last = _open_deepseek(config, target, g)
+        markov, name = MarkovHead.read(t, draft, f"{last}.markov_head."), f"{last}.confidence_head.proj"
+        conf_min = DEEPSEEK_CONFIDENCE[config.accept] if conf_min is None else conf_min
+    else:
+        draft, t = _open_dflash(config, target, g)
+        markov, name = MarkovHead.read(t, draft), "conf_proj"
+    confidence = ConfidenceHead.read(t, draft.network.output.shape[1], markov.w1.row_len, name)
     t.refuse_unused()
-    if config.conf_min > 0 and confidence is None:
+    if config.conf_min and confidence is None:
         raise UnsupportedError(
             f"{g.path} has no confidence head, so --spec-draft-conf-min cannot be obeyed: leave it out, or use "
             "--spec-draft-p-min, which goes by the probability of the likeliest token"
         )
-    limits, clamped = _limits(config, draft.n_max, config.conf_min or config.p_min)
+    limits, clamped = _limits(config, draft.n_max, conf_min if conf_min and confidence else config.p_min)
     reader = DSparkReader(draft, markov, confidence, limits.least > 0, config.candidates)
 
     def make(opportunistic: bool, user: str) -> Drafter:
         return BlockDrafter(draft, reader, limits, opportunistic)
 
-    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min)
+    counted = "ds4" if is_deepseek(g) else "adaptive"
+    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min, counted)
 
 
 def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -106,16 +115,38 @@ def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, no
     return Opened(make, limits.n_max, f"draft-eagle3 with {g.path.name}", limits.n_min)
 
 
-def _open_block(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors]:
+def is_deepseek(g: GgufFile) -> bool:
+    """Whether `g` is DeepSeek V4's form of a DSpark draft."""
+    from ds4py.models.deepseek4_dspark import is_support
+
+    return g.architecture in DEEPSEEK_SUPPORT or is_support(g)
+
+
+def _open_dflash(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors]:
     """The network that DFlash and DSpark share, and the tensors of which their heads are still to be taken."""
     from ds4py.models.dflash import Model
 
-    if g.architecture in DEEPSEEK_SUPPORT:
-        raise UnsupportedError(f"{g.path} is DeepSeek V4's form of a DSpark draft, which is not in this build yet")
+    model, t = _listened(config, target, g), Tensors(g, target.kernels)
+    return _block_draft(target, model, g, Model(g, t, Lender.of(model, target.gguf.path.name))), t
+
+
+def _open_deepseek(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors, str]:
+    """The stages of DeepSeek V4's draft, the tensors of which its heads are still to be taken, and their prefix."""
+    from ds4py.models.deepseek4 import Model as Flash
+    from ds4py.models.deepseek4_dspark import Model, canonical, check_pair
+
     model = _listened(config, target, g)
+    if not isinstance(model.network, Flash):
+        raise UnsupportedError(f"{g.path} drafts for DeepSeek V4 Flash, and {target.gguf.path.name} is no such model")
+    check_pair(g, target.gguf, model.network.config)
+    g = canonical(g)
+    t = Tensors(g, target.kernels)
+    network = Model(g, t, model.network)
+    return _block_draft(target, model, g, network), t, network.last
+
+
+def _block_draft(target: Target, model: LoadedModel, g: GgufFile, network: Network) -> BlockDraft:
     kernels = target.kernels
-    t = Tensors(g, kernels)
-    network = Model(g, t, Lender.of(model, target.gguf.path.name))
     if network.block_size > kernels.max_rows:
         raise UnsupportedError(
             f"{g.path}: blocks of {network.block_size} tokens are more than a forward of {kernels.max_rows} rows"
@@ -124,7 +155,7 @@ def _open_block(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockD
     draft = BlockDraft(network, kernels, target.n_ctx, target.vocab_size, model.kv_dtype, identity=identified)
     kernels.ready((draft, "inject"), network.inject)
     kernels.ready((draft, "block"), network.block)
-    return draft, t
+    return draft
 
 
 def _listened(config: SpecConfig, target: Target, g: GgufFile) -> LoadedModel:

@@ -15,6 +15,7 @@ from ds4py.drafters import Drafters, SpecConfig, Target
 from ds4py.engine.accept import Opportunistic, TargetDraw
 from ds4py.engine.cost import CostAware
 from ds4py.engine.depth import Adaptive, FixedDepth, SkipStreak
+from ds4py.engine.ds4_depth import Ds4Depth
 from ds4py.engine.engine import Engine
 from ds4py.engine.session import SessionOptions
 from ds4py.gguf import GgufFile
@@ -52,7 +53,7 @@ def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
     if not drafters.types:
         return drafters.line
     config = drafters.config
-    cold, hot = (_DEPTHS[_policy(config, opportunistic)] for opportunistic in (False, config.accept == "opportunistic"))
+    cold, hot = (_DEPTHS[_policy(drafters, opportunistic)] for opportunistic in (False, config.accept == "opportunistic"))
     if options is None:
         depth = cold if cold == hot else f"{cold} at temperature 0 and {hot} above"
         how = f"{depth}, {config.accept} above temperature 0"
@@ -64,22 +65,27 @@ def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
     return f"{drafters.line}, {how}{streak}"
 
 
-_DEPTHS: Final = MappingProxyType({"cost": "depth by cost", "adaptive": "depth by acceptance", "fixed": "fixed depth"})
+_DEPTHS: Final = MappingProxyType(
+    {"cost": "depth by cost", "adaptive": "depth by acceptance", "fixed": "fixed depth", "ds4": "ds4's schedule"}
+)
 
 
-def _policy(config: SpecConfig, opportunistic: bool) -> str:
+def _policy(drafters: Drafters, opportunistic: bool) -> str:
     """The depth policy that runs: one that looks at the clock may not decide a text."""
-    return "adaptive" if config.depth == "cost" and opportunistic else config.depth
+    asked = drafters.config.depth
+    return drafters.counted if asked == "cost" and opportunistic else asked
 
 
 def _depth(drafters: Drafters, opportunistic: bool) -> DepthPolicy:
     config, n_max = drafters.config, drafters.n_max
-    kind = _policy(config, opportunistic)
+    kind = _policy(drafters, opportunistic)
     policy: DepthPolicy
     if kind == "fixed":
         policy = FixedDepth(n_max)
     elif kind == "adaptive":
         policy = Adaptive(n_max, drafters.n_min)
+    elif kind == "ds4":
+        policy = Ds4Depth(n_max)
     else:
         policy = CostAware(n_max, drafters.n_min)
     return SkipStreak(policy, config.skip_streak) if config.skip_streak else policy

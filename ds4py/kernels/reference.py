@@ -144,7 +144,7 @@ class RefOps:
     def by_row(self, f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """f(x), one row at a time where rows must not matter: torch's exp and log give other bits at the end of an array than
         inside, which shows in rows that are no multiple of a vector."""
-        return torch.cat([f(x[i : i + 1]) for i in range(len(x))]) if self._kernels.row_by_row else f(x)
+        return torch.cat([f(x[i : i + 1]) for i in range(len(x))]) if self._kernels.row_by_row and len(x) else f(x)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """A copy in the backend's dtype, in memory that torch aligned (a product's bits may depend on alignment)."""

@@ -37,15 +37,15 @@ class RefLatentOps:
         return self._ops.by_row(lambda row: _mixing(row, a, b, n, n_iters, eps), m)
 
     def collapse(self, h: torch.Tensor, mixing: torch.Tensor, n: int) -> torch.Tensor:
-        return (mixing[:, :n, None] * h.view(len(h), n, -1)).sum(1)
+        return (mixing[:, :n, None] * _streams(h, n)).sum(1)
 
     def renew(self, h: torch.Tensor, y: torch.Tensor, mixing: torch.Tensor, n: int) -> torch.Tensor:
-        streams, matrix = h.view(len(h), n, -1), mixing[:, 2 * n :].view(-1, n, n)
+        streams, matrix = _streams(h, n), mixing[:, 2 * n :].view(-1, n, n)
         mixed = (matrix[..., None] * streams[:, :, None]).sum(1)  # over the source j of [R, j, k, D]
         return (mixing[:, n : 2 * n, None] * y[:, None] + mixed).flatten(1)
 
     def mean(self, h: torch.Tensor, n: int) -> torch.Tensor:
-        return h.view(len(h), n, -1).mean(1)
+        return _streams(h, n).mean(1)
 
     # --- rounding ---
     def fp8(self, x: torch.Tensor, n_dims: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ class RefLatentOps:
             first, last = pos - view.window + 1, pos
             if block:
                 of_span = self._ops.rows.pos[self._ops.rows.span_of == span]
-                first, last = int(of_span[0]) - view.window, int(of_span[-1])
+                first, last = int(of_span[0]) - view.window + 1, int(of_span[-1])
             keys = self._load(view, np.arange(max(self._ops.first(i), first), last + 1))
             if pool is not None:
                 seen = np.arange((pos + 1) // every) if chosen is None else chosen[i].numpy()
@@ -144,13 +144,18 @@ class RefLatentOps:
         return self._ops.tensor(cache.values[0, numbers % cache.capacity])
 
 
+def _streams(h: torch.Tensor, n: int) -> torch.Tensor:
+    """h [R, n*D] as [R, n, D]; R may be 0."""
+    return h.view(len(h), n, h.shape[1] // n)
+
+
 def _mixing(m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, n_iters: int, eps: float) -> torch.Tensor:
     """See LatentOps.mixing. The softmax over the matrix's last index stands for the first division of its rows."""
     enter = torch.sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
     if m.shape[1] == n:
         return enter
     get = 2 * torch.sigmoid(m[:, n : 2 * n] * scale[1] + base[n : 2 * n])
-    matrix = (m[:, 2 * n :] * scale[2] + base[2 * n :]).view(-1, n, n).softmax(-1) + eps
+    matrix = (m[:, 2 * n :] * scale[2] + base[2 * n :]).view(len(m), n, n).softmax(-1) + eps
     matrix = matrix / (matrix.sum(1, keepdim=True) + eps)
     for _ in range(n_iters - 1):
         matrix = matrix / (matrix.sum(2, keepdim=True) + eps)

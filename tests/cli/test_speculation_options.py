@@ -172,7 +172,7 @@ def test_lengths_are_1_to_1024(name: str, bad: str) -> None:
         (["--spec-draft-p-min", "-0.1"], "--spec-draft-p-min must be a number"),
         (["--spec-draft-conf-min", "2"], "--spec-draft-conf-min must be a number from 0 to 1"),
         (["--spec-skip-streak", "33"], "--spec-skip-streak must be a whole number from 0 to 32"),
-        (["--spec-depth", "deep"], "--spec-depth must be cost, adaptive or fixed"),
+        (["--spec-depth", "deep"], "--spec-depth must be cost, adaptive, fixed or ds4"),
         (["-lcs", "x"], "--lookup-cache-static is a file of the drafter ngram-cache"),
         (["--spec-synth-len", "2"], "synthetic acceptance needs something that drafts"),
         (["--spec-synth-len", "2", "--spec-synth-rates", "1"], "cannot be used together"),

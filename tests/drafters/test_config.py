@@ -15,6 +15,7 @@ from ds4py.engine import Engine, FixedDepth, SessionOptions, TargetDraw
 from ds4py.engine.accept import Opportunistic
 from ds4py.engine.cost import CostAware
 from ds4py.engine.depth import Adaptive, SkipStreak
+from ds4py.engine.ds4_depth import Ds4Depth
 from ds4py.engine.schedule import FixedSchedule, Penalties
 from ds4py.engine.speculation import line, speculating, target_of
 from ds4py.errors import FormatError, UnsupportedError, UsageError
@@ -113,10 +114,10 @@ def test_the_line_names_the_policy_that_runs(tiny_engine: Callable[..., Engine])
     """It said "cost" above temperature 0, where the policy that counts runs."""
     hot, cold = SessionOptions(SamplingParams(0.8)), SessionOptions(SamplingParams(0))
     masked = SessionOptions(SamplingParams(0), schedule=FixedSchedule(SamplingParams(0), Penalties(), {}, 32))
-    names = {CostAware: "depth by cost", Adaptive: "depth by acceptance", FixedDepth: "fixed depth"}
+    names = {CostAware: "depth by cost", Adaptive: "depth by acceptance", FixedDepth: "fixed depth", Ds4Depth: "ds4's schedule"}
     rules = {TargetDraw: ("greedy", "exact"), Opportunistic: ("opportunistic",)}
     for accept in ("opportunistic", "exact"):
-        for depth in ("cost", "adaptive", "fixed"):
+        for depth in ("cost", "adaptive", "fixed", "ds4"):
             drafters = opened(tiny_engine(), types=("ngram-simple",), accept=accept, depth=depth)
             for options in (hot, cold, masked):
                 made = speculating(options, drafters)

@@ -151,7 +151,7 @@ def changed(path: Path, out: Path, kv: dict[str, Any], drop: str = "", add: tupl
         ("draft-eagle3", {"eagle3.target_layers": [1, 2]}, "", None, "", "listens to 3 layers, this file to 2"),
         ("draft-eagle3", {"eagle3.target_hidden_size": 32}, "", None, "", "a hidden size of 32, but target.gguf has 64"),
         ("draft-dspark", {"dflash.hyper_connection.count": 4}, "", None, "", "the DeepSeek V4 form of the draft"),
-        ("draft-dspark", {"general.architecture": "deepseek4-dspark"}, "", None, "", "DeepSeek V4's form of a DSpark draft"),
+        ("draft-dspark", {"general.architecture": "deepseek4-dspark"}, "", None, "", "drafts for DeepSeek V4 Flash, and"),
         ("draft-dspark", {"dflash.selector_top_k": 8}, "", None, "", "DFlash2's candidate selector"),
         ("draft-dspark", {"tokenizer.ggml.mask_token_id": 9999}, "", None, "", "the mask token 9999 has no row"),
         ("draft-dspark", {}, "conf_proj", None, "--spec-draft-conf-min 0.5", "has no confidence head, so --spec-draft-conf-min"),

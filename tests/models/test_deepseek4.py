@@ -182,6 +182,13 @@ def test_rejected_drafts_leave_nothing(rows: LoadedModel, plain: tuple[F32, Stat
         assert_array_equal(a, b)
 
 
+def test_a_prompt_asks_for_no_logits(rows: LoadedModel, plain: tuple[F32, State]) -> None:
+    state = rows.new_state(60, SLACK)
+    for at in range(0, 45, 9):
+        assert rows.forward([Span(state, IDS[at : at + 9])]).logits.shape == (0, 320)
+    assert_array_equal(feed(rows, state, IDS[45:50]), plain[0][45:50])
+
+
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """The same with groups of 24 where the real model has 128, for many short runs."""

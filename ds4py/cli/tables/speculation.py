@@ -90,7 +90,7 @@ _DS4 = (
         "float",
         metavar="F",
         range=Range(0, 1),
-        shown="0",
+        shown="0.7, and 0.8 with --mtp-exact-sampling",
     ),
     _row("--dspark-strict", "load DSpark and decode without it, as a control; implies --dspark", "flag"),
 )
@@ -108,11 +108,11 @@ _CHOOSING = (
     _row("--spec-default", "add ngram-mod with its defaults", "flag"),
     _row(
         "--spec-depth",
-        "how far to draft: cost (what pays by measured times), adaptive (by counts), fixed (always the longest)",
+        "how far to draft: cost (what pays by measured times), adaptive (by counts), fixed (the longest), ds4 (its own schedule)",
         "text",
         metavar="HOW",
         default="cost",
-        choices=("cost", "adaptive", "fixed"),
+        choices=("cost", "adaptive", "fixed", "ds4"),
         commands=_BOTH,
     ),
     _row(
@@ -183,8 +183,8 @@ _DRAFT_MODEL = (
         "the same for the confidence head of a DSpark draft (0: it goes by --spec-draft-p-min)",
         "float",
         metavar="F",
-        default=0.0,
         range=Range(0, 1),
+        shown="0; DeepSeek's 0.7, and 0.8 with --mtp-exact-sampling",
         commands=_BOTH,
     ),
     _row(
