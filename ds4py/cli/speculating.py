@@ -164,6 +164,8 @@ def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, acce
 def config_of(values: Values, log: Terminal) -> SpecConfig:
     """`ds4`'s speculation options, with the draft model fetched if it is to come from the hub and opened. Nothing of the target
     is needed, so a refusal comes before its weights are read."""
+    if values.flag("spec_disable"):
+        return SpecConfig()
     types = asked_types(values)
     synthetic = values.has("spec_synth_len") or values.has("spec_synth_rates")
     depth = "fixed" if synthetic and not values.was_given("--spec-depth") else values.text("spec_depth")
@@ -207,7 +209,7 @@ def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: Gguf
     """Open `config`'s drafters beside `engine`, which was opened from `g`."""
     drafters = open_drafters(config, target_of(engine, g), lambda sentence: log.say(f"ds4: {sentence}"))
     if _switched_off(values):
-        drafters = replace(drafters, line="speculation: off, because --spec-type says none")
+        drafters = replace(drafters, line=f"speculation: off, because {_off_by(values)}")
     elif values.flag("dspark_strict"):
         loaded = f"speculation: off, because of --dspark-strict; {drafters.line.removeprefix('speculation: ')} was loaded"
         drafters = replace(drafters, types=(), makers=(), line=loaded)
@@ -245,9 +247,14 @@ def _rates(text: str) -> tuple[float, ...]:
         raise UsageError(f"--spec-synth-rates takes numbers separated by commas, not {text!r}") from None
 
 
+def _off_by(values: Values) -> str:
+    return "of --spec-disable" if values.flag("spec_disable") else "--spec-type says none"
+
+
 def _switched_off(values: Values) -> bool:
-    """Whether the user said `none`, which also keeps a draft model out."""
-    return any(name.strip() == "none" for text in values.texts("spec_type") for name in text.split(","))
+    """Whether the user said `none` or --spec-disable, which also keep a draft model out."""
+    names = (name.strip() for text in values.texts("spec_type") for name in text.split(","))
+    return values.flag("spec_disable") or "none" in names
 
 
 def _draft_file(values: Values, log: Terminal) -> Path | None:

@@ -39,7 +39,7 @@ NAMES = (
     "--spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits --lookup-cache-static -lcs --lookup-cache-dynamic -lcd "
     "--spec-synth-rates --spec-synth-len --backend-sampling -bs --spec-draft-backend-sampling "
     "--no-spec-draft-backend-sampling --list-devices --mtp-exact-sampling --spec-exact --mtp-timing --glm-mtp-timing "
-    "--spec-trace --spec-depth --spec-skip-streak -fa --jinja -ngl --device -dev"
+    "--spec-trace --spec-disable --spec-depth --spec-skip-streak -fa --jinja -ngl --device -dev"
 ).split()
 ENVIRONMENT = (
     "LLAMA_ARG_SPEC_TYPE LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_SPEC_DRAFT_HF_REPO LLAMA_ARG_SPEC_DRAFT_N_MAX "
@@ -47,7 +47,7 @@ ENVIRONMENT = (
     "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING LLAMA_ARG_N_GPU_LAYERS_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K "
     "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V LLAMA_ARG_SPEC_DRAFT_CPU_MOE LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE LLAMA_ARG_SPEC_SYNTH_LEN "
     "LLAMA_ARG_SPEC_SYNTH_RATES LLAMA_ARG_BACKEND_SAMPLING LLAMA_MTP_ACC_TRACE LLAMA_MTP_SKIP_STREAK_THRESHOLD "
-    "LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN"
+    "LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN DS4_MTP_SPEC_DISABLE DS4_DSPARK_STATS"
 ).split()
 
 
@@ -62,6 +62,16 @@ def config(*argv: str) -> SpecConfig:
 @pytest.mark.parametrize("name", NAMES)
 def test_documented_names_are_rows(name: str) -> None:
     assert name in spellings(for_command("ds4"))
+
+
+def test_one_name_switches_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ds4's environment name for it, and the flag that it is the default of."""
+    asked = ["--spec-type", "ngram-mod", "--spec-default", "-md", "/nowhere.gguf", "-lcd", "/nowhere"]
+    assert config(*asked, "--spec-disable") == SpecConfig()
+    monkeypatch.setenv("DS4_MTP_SPEC_DISABLE", "1")
+    assert config(*asked) == SpecConfig()
+    monkeypatch.setenv("DS4_MTP_SPEC_DISABLE", "0")
+    assert config("--spec-default").types == ("ngram-mod",)
 
 
 def test_documented_environment_names_are_read() -> None:

@@ -75,7 +75,14 @@ _DS4 = (
     ),
     _later("--mtp-draft", "legacy MTP draft length", _MTP, "int"),
     _later("--mtp-margin", "legacy MTP verifier margin", _MTP, "float"),
-    _row("--mtp-timing", "print cycles, acceptance and times of any drafter at the end", "flag", "--glm-mtp-timing"),
+    _row(
+        "--mtp-timing",
+        "print cycles, acceptance and times of any drafter at the end",
+        "flag",
+        "--glm-mtp-timing",
+        env="DS4_DSPARK_STATS",
+    ),
+    _row("--spec-disable", "draft nothing, whatever else is asked for", "flag", env="DS4_MTP_SPEC_DISABLE"),
     _row(
         "--mtp-exact-sampling",
         "above temperature 0, keep the text of plain sampling with the same seed (default: drafts that are likeliest may decide)",
