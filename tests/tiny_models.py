@@ -26,7 +26,7 @@ from ds4py.gguf import GgmlType, NewTensor, write_gguf
 
 torch.set_num_threads(1)  # nothing here is large enough to share, and waiting for a second thread can take longer than the work
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
 N_VOCAB = 320
 
 _COMMON: dict[str, Any] = dict(
@@ -44,6 +44,10 @@ _CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+    "qwen3moe": (
+        transformers.Qwen3MoeConfig,
+        {"head_dim": 32, "num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "norm_topk_prob": True},
+    ),
     # 7 layers: the sixth sees everything, the others have a window
     "gemma3": (
         transformers.Gemma3TextConfig,
@@ -65,6 +69,7 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -111,7 +116,7 @@ def tiny_module(config: Any, seed: int = 0) -> Any:
             elif "embed_tokens" in name:  # gemma multiplies its embedding by sqrt(D)
                 p.copy_(noise / p.shape[1] ** 0.5 if config.model_type == "gemma3_text" else noise)
             else:
-                p.copy_(noise * 1.5 / p.shape[1] ** 0.5)
+                p.copy_(noise * 1.5 / p.shape[-1] ** 0.5)
     return model
 
 
@@ -124,7 +129,7 @@ def make_tiny(architecture: str, path: Path, kv: Mapping[str, Any] | None = None
 
 def write_tiny(model: Any, path: Path, kv: Mapping[str, Any] | None = None, kind: GgmlType = GgmlType.F32) -> Path:
     """Write a transformers module as GGUF, matrices as F32, F16 or Q8_0. Returns `path`."""
-    architecture = model.config.model_type.removesuffix("_text")
+    architecture = model.config.model_type.removesuffix("_text").replace("_moe", "moe")
     tensors = [_encode(name, array, kind) for name, array in _gguf_arrays(model, architecture).items()]
     metadata = {**_metadata(model.config, architecture), **(kv or {})}
     write_gguf(path, {key: value for key, value in metadata.items() if value is not None}, tensors)
@@ -145,6 +150,11 @@ def _gguf_arrays(model: Any, architecture: str) -> dict[str, npt.NDArray[np.floa
             array = array + np.float32(1)
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             array = _interleave(array, model.config.head_dim)
+        if name.endswith("experts.gate_up_proj"):  # [n_experts, 2 F, D], the gate's rows first
+            gate, up = np.split(array, 2, 1)
+            layer = name.split(".")[2]
+            out[f"blk.{layer}.ffn_gate_exps.weight"], out[f"blk.{layer}.ffn_up_exps.weight"] = gate, up
+            continue
         out[_gguf_name(name, architecture)] = array
     scaling = getattr(model.config, "rope_parameters", None) or {}
     if scaling.get("rope_type") == "llama3":
@@ -158,6 +168,8 @@ def _gguf_name(name: str, architecture: str) -> str:
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
     _, _, layer, rest = name.split(".", 3)
+    if rest == "mlp.experts.down_proj":
+        return f"blk.{layer}.ffn_down_exps.weight"
     part, kind = rest.rsplit(".", 1)
     names = {**_LAYER_NAMES, **_GEMMA_NAMES} if architecture == "gemma3" else _LAYER_NAMES
     return f"blk.{layer}.{names[part]}.{kind}"
@@ -170,7 +182,7 @@ def _interleave(array: npt.NDArray[np.float32], head_len: int) -> npt.NDArray[np
 
 
 def _encode(name: str, array: npt.NDArray[np.float32], kind: GgmlType) -> NewTensor:
-    if array.ndim == 1 or kind == GgmlType.F32:
+    if array.ndim == 1 or kind == GgmlType.F32 or "ffn_gate_inp" in name:
         return NewTensor.of(name, np.ascontiguousarray(array))
     if kind == GgmlType.F16:
         return NewTensor.of(name, array.astype(np.float16))
@@ -198,6 +210,9 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "rope.dimension_count": config.head_dim,
         **_rope_keys(config.rope_parameters.get("full_attention", config.rope_parameters)),
     }
+    if architecture == "qwen3moe":
+        own["expert_count"], own["expert_used_count"] = config.num_experts, config.num_experts_per_tok
+        own["expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "gemma3":
         own["attention.sliding_window"] = config.sliding_window
         windowed = [kind == "sliding_attention" for kind in config.layer_types]

@@ -23,6 +23,7 @@ SUPPORTED: Mapping[str, str] = MappingProxyType(
         "llama": "ds4py.models.llama",
         "qwen2": "ds4py.models.qwen2",
         "qwen3": "ds4py.models.qwen3",
+        "qwen3moe": "ds4py.models.qwen3moe",
         "gemma3": "ds4py.models.gemma3",
         "deepseek4": "ds4py.models.deepseek4",
     }
@@ -30,7 +31,7 @@ SUPPORTED: Mapping[str, str] = MappingProxyType(
 
 # known by name, to say "not yet" rather than "never heard of it"
 PLANNED = frozenset(
-    {"deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
+    {"deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
 )
 
 

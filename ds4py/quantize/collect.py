@@ -73,7 +73,8 @@ def collect(
             model.forward([Span(state, part, n_logits=len(part))])
             done += len(part)
             progress(done, total)
-    entries = {name: Entry(row[:-1].astype(np.float32), row[-1:].astype(np.float32)) for name, row in sums.items()}
+    by_expert = {name: np.atleast_2d(table).astype(np.float32) for name, table in sums.items()}
+    entries = {name: Entry(table[:, :-1].ravel(), table[:, -1].copy()) for name, table in by_expert.items()}
     few = [name for name, entry in entries.items() if float(entry.counts.min()) < limits.min_samples]
     neutral = {name: Entry(np.zeros_like(entries[name].sums), np.zeros_like(entries[name].counts)) for name in few}
     return Collected(Imatrix(entries | neutral, (dataset,), len(pieces), limits.chunk_len), total, few)

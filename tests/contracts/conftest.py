@@ -12,6 +12,7 @@ from tiny_models import ARCHITECTURES, tiny_gguf
 
 from ds4py.gguf import open_gguf
 from ds4py.kernels.cpu import CpuKernels
+from ds4py.kernels.cpu.target import host_paths
 from ds4py.kernels.reference import ReferenceKernels
 from ds4py.models import LoadedModel, load_model
 from ds4py.protocols import Kernels
@@ -35,8 +36,15 @@ BACKENDS = {
         lambda rows: ReferenceKernels("float64", row_by_row=True, prefill_tile=16, max_rows=rows), architectures=("gemma3",)
     ),
     "cpu": Backend(lambda rows: CpuKernels(threads=2, max_rows=rows)),
-    # the path for CPUs without any of our instructions: other vector widths, no fused multiply-add, no half floats
-    "cpu-plain": Backend(lambda rows: CpuKernels(threads=3, max_rows=rows, path="plain"), architectures=("gemma3",)),
+    # every lesser path that this processor can be forced to take, down to plain code: other vector widths, no fused
+    # multiply-add, no half floats
+    **{
+        f"cpu-{path}": Backend(
+            lambda rows, path=path: CpuKernels(threads=3, max_rows=rows, path=path),  # type: ignore[misc]
+            architectures=("gemma3", "qwen3moe"),
+        )
+        for path in host_paths()[1:]
+    },
 }
 
 

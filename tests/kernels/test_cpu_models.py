@@ -97,6 +97,16 @@ def test_workers_sleep_while_nobody_asks(tmp_path: Path) -> None:
     logits(model, IDS[:8], 4)  # and wake again
 
 
+@pytest.mark.parametrize("path", host_paths())
+def test_a_nan_key_reaches_the_logits(path: str, tmp_path: Path) -> None:
+    """An exponential that clamps would turn it into a small weight, and wrong text would come out."""
+    model = load_model(open_gguf(tiny_gguf("llama", tmp_path / "tiny.gguf")), CpuKernels(threads=2, path=path))
+    state = model.new_state(64, 8)
+    model.forward([Span(state, IDS[:20], 1)])
+    state.caches[1].keys[0, 0, 3, 5] = np.nan
+    assert np.isnan(model.forward([Span(state, IDS[20:21], 1)]).of(0)).all()
+
+
 @pytest.mark.parametrize("factor", [1.5])
 def test_memory_stays_near_the_file_and_nothing_is_dequantised(smollm2_path: Path, factor: float) -> None:
     """Peak resident memory of a run <= 1.5 x file + 300 MB, mapped pages included; a dequantised copy would be 540 MB more."""

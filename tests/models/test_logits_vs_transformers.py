@@ -52,6 +52,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN_BETAS}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3moe": ("qwen3moe", {}),
+    "qwen3moe-all": ("qwen3moe", {"num_experts": 4, "num_experts_per_tok": 4}),
     "gemma3": ("gemma3", {}),
     "gemma3-linear": ("gemma3", {"rope_parameters": GEMMA_LINEAR}),
     "gemma3-softcap": ("gemma3", {"final_logit_softcapping": 3.0}),

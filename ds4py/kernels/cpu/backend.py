@@ -19,11 +19,12 @@ from ds4py.kernels.cpu import iq2, matmul
 from ds4py.kernels.cpu.compile import Builder, Library
 from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
+from ds4py.kernels.cpu.experts import CpuExperts, ExpertRecorder
 from ds4py.kernels.cpu.packed import Packed
-from ds4py.kernels.cpu.recorder import Buffer, Pool, Program, Recorder
+from ds4py.kernels.cpu.recorder import Buffer, Pool, Program
 from ds4py.kernels.cpu.target import Target, target_for
 from ds4py.kernels.cpu.weights import CpuWeight
-from ds4py.protocols import F32, Experts, Ops, Out, Rope, Rows, SamplingParams
+from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams
 from ds4py.quants import decode
 
 ROPE_CHUNK = 1024  # positions by which a rotary table grows
@@ -71,8 +72,8 @@ class CpuKernels:
     def weight(self, tensor: Tensor) -> CpuWeight:
         return CpuWeight(self, tensor)
 
-    def experts(self, tensor: Tensor) -> Experts:
-        raise UnsupportedError(f"tensor {tensor.name}: the CPU kernels have no experts yet; use --backend reference")
+    def experts(self, tensor: Tensor) -> CpuExperts:
+        return CpuExperts(self, tensor)
 
     def vector(self, tensor: Tensor) -> F32:
         return decode(tensor.type, tensor.data, tensor.n_values)
@@ -107,7 +108,8 @@ class CpuKernels:
         return self._drawer(row, params, key)
 
     def observe(self) -> dict[str, np.ndarray]:
-        """From now on, sum the squares of the inputs of every product: tensor name -> f64 [K + 1], the last item counts rows.
+        """From now on, sum the squares of the inputs of every product: tensor name -> f64 [K + 1], the last item counts rows
+        (experts: [n_experts, K + 1]).
 
         Programs recorded before do not observe and are not used again; a backend that is never asked pays nothing."""
         if self.squares is None:
@@ -116,9 +118,9 @@ class CpuKernels:
         return self.squares
 
     # --- for the recorder ---
-    def sums_of(self, name: str, width: int) -> np.ndarray:
+    def sums_of(self, name: str, width: int, n_experts: int = 0) -> np.ndarray:
         assert self.squares is not None
-        return self.squares.setdefault(name, np.zeros(width + 1, np.float64))
+        return self.squares.setdefault(name, np.zeros((n_experts, width + 1) if n_experts else width + 1, np.float64))
 
     def kernel(self, name: str, builder: Callable[[Target], Builder]) -> int:
         return self.library.load({name: builder(self.library.target)})[name]
@@ -171,7 +173,7 @@ class CpuKernels:
     def _program(self, key: object, graph: Callable[[Ops], Buffer], n: int, n_logits: int, taps: tuple[int, ...]) -> Program:
         shape = (key, n, n_logits, taps)
         if shape not in self._programs:
-            recorder = Recorder(self, self._pools.setdefault(key, Pool()), n, n_logits, taps)
+            recorder = ExpertRecorder(self, self._pools.setdefault(key, Pool()), n, n_logits, taps)
             self._programs[shape] = recorder.finish(graph(cast(Ops, recorder)))
         return self._programs[shape]
 

@@ -173,9 +173,9 @@ def round_even(f: Fn, x: Val) -> tuple[Val, Val]:
 
 
 def exp(f: Fn, t: Target, x: Val) -> Val:
-    """e^x, relative error about 2e-7; exactly 0 below -87 (also for -inf). Cody-Waite reduction to |r| <= ln2/2, then the
-    degree-6 Taylor polynomial with its last coefficients fitted to the interval."""
-    xc = f.min(f.max(x, f.c(x.type, -87.0)), f.c(x.type, 88.0))
+    """e^x, relative error about 2e-7; exactly 0 below -87 (also for -inf), NaN for NaN. Cody-Waite reduction to |r| <= ln2/2,
+    then the degree-6 Taylor polynomial with its last coefficients fitted to the interval."""
+    xc = f.min(f.c(x.type, 88.0), f.max(f.c(x.type, -87.0), x))  # in this order NaN passes
     n, ni = round_even(f, xc * 1.4426950408889634)
     r = fma(f, t, n, f.c(x.type, -0.693359375), xc)
     r = fma(f, t, n, f.c(x.type, 2.12194440e-4), r)

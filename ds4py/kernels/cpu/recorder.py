@@ -104,6 +104,17 @@ class Program:
     keep: tuple[object, ...]
 
 
+@dataclass(frozen=True)
+class Product:
+    """A product's kernel and its arguments: addresses of weights, input and output come first."""
+
+    kernel: int
+    args: list[int]
+    read: Buffer  # the input in the form that is read
+    row_bytes: int  # of the input
+    n_word: int  # word of the record that holds the number of rows
+
+
 class Recorder:
     """protocols.Ops for the CPU: appends records instead of computing."""
 
@@ -131,7 +142,7 @@ class Recorder:
             weight.row_len,
             weight.row_bytes,
             self.n_rows,
-            _bits(scale),
+            bits(scale),
         ]
         self._op(at, args, "row", [], [out])
         return out
@@ -149,7 +160,7 @@ class Recorder:
             raise UnsupportedError(f"the CPU kernels normalise rows of a multiple of 4 values; this model has {width}")
         out = self._new(x.width, "row", x.n_rows)
         at = self.backend.kernel("rms_norm", rowwise.rms_norm)
-        self._op(at, [x.address, self._vector(weight), out.address, width, n_heads, x.n_rows, _bits(eps)], "row", [x], [out])
+        self._op(at, [x.address, self._vector(weight), out.address, width, n_heads, x.n_rows, bits(eps)], "row", [x], [out])
         return out
 
     def linear(self, x: Buffer, weight: CpuWeight, bias: F32 | None = None) -> Buffer:
@@ -162,35 +173,10 @@ class Recorder:
             args = [weight.address, q.address, out.address, weight.padded_rows, pairs(weight.row_len), weight.n_groups, x.n_rows]
             at = self.backend.kernel(f"tiles_{form.name}", lambda t: tiles.product(form, t))
             self._op(at, args, "own", [q], [out])
-        elif weight.form is not None:
-            q = self._quantised(x)
-            table = self.backend.micro_table(weight.form)
-            panel = max(4, PANEL_BYTES // (pairs(weight.row_len) * weight.form.pair_bytes) // 4 * 4)
-            args = [weight.address, q.address, out.address, weight.padded_rows, q.n_blocks * matmul.ROW_BYTES]
-            args += [pairs(weight.row_len), weight.n_groups, x.n_rows, panel, table]
-            self._op(self.backend.driver(weight.form), args, "own", [q], [out])
-        elif weight.type == GgmlType.IQ2_XXS:
-            q = self._quantised(x)
-            args = [weight.file_address, q.address, out.address, weight.padded_rows, q.n_blocks * matmul.ROW_BYTES, q.n_blocks]
-            args += [weight.row_len // 256, weight.n_rows, x.n_rows, self.backend.iq2_tables]
-            self._op(self.backend.kernel("iq2_xxs", iq2.product), args, "own", [q], [out])
         else:
-            kind = weight.type.name.lower()
-            at = self.backend.kernel(f"float_{kind}", lambda t: matmul.float_product(kind, t))
-            args = [
-                weight.file_address,
-                x.address,
-                out.address,
-                weight.padded_rows,
-                x.width,
-                weight.row_len,
-                weight.n_rows,
-                x.n_rows,
-            ]
-            self._op(at, args, "own", [x], [out])
-        if weight.padded_rows - weight.n_rows >= 4:
-            out = self._narrow(out, weight.n_rows)
-        out.live = weight.n_rows
+            product = self._product(x, weight, out)
+            self._op(product.kernel, product.args, "own", [product.read], [out])
+        out = self._cut(out, weight.n_rows)
         if bias is not None:
             at = self.backend.kernel("add_bias", rowwise.add_bias)
             self._op(at, [out.address, self._vector(bias), out.width, x.n_rows], "row", [out], [out])
@@ -243,8 +229,8 @@ class Recorder:
             b.pos_at,
             b.tables_at,
             cache,
-            _bits(scale),
-            _bits(softcap or 1.0),
+            bits(scale),
+            bits(softcap or 1.0),
             b.scratch_cell,
             b.first_at,
             b.last_at if block else b.pos_at,
@@ -271,9 +257,12 @@ class Recorder:
             self._op(at, [part.address, out.address, part.width, out.width, column, a.n_rows], "row", [part], [out])
         return out
 
-    def gated(self, gate: Buffer, up: Buffer, act: str) -> Buffer:
+    def gated(self, gate: Buffer, up: Buffer, act: str, limit: float = 0.0) -> Buffer:
         fn = {"silu": rowwise.silu_gate, "gelu": rowwise.gelu_gate}[act]
-        return self._elementwise(f"gate_{act}", lambda t: rowwise.elementwise(t, 2, fn(t), "col"), [gate, up], "col")
+        name = f"gate_{act}{'_limited' if limit else ''}"
+        return self._elementwise(
+            name, lambda t: rowwise.elementwise(t, 2, fn(t, bool(limit)), "col"), [gate, up], "col", limit
+        )
 
     def softcap(self, x: Buffer, cap: float) -> Buffer:
         return self._elementwise("softcap", lambda t: rowwise.elementwise(t, 1, rowwise.softcap(t), "col"), [x], "col", cap)
@@ -310,6 +299,34 @@ class Recorder:
         self.keep.append(x)
         return int(x.ctypes.data)
 
+    def _product(self, x: Buffer, weight: CpuWeight, out: Buffer) -> Product:
+        """The call that multiplies a few rows of x by `weight`, or any number where the weights have no packed form."""
+        b = self.backend
+        if weight.form is not None:
+            q = self._quantised(x)
+            table, row_bytes = b.micro_table(weight.form), q.n_blocks * matmul.ROW_BYTES
+            panel = max(4, PANEL_BYTES // (pairs(weight.row_len) * weight.form.pair_bytes) // 4 * 4)
+            args = [weight.address, q.address, out.address, weight.padded_rows, row_bytes]
+            args += [pairs(weight.row_len), weight.n_groups, x.n_rows, panel, table]
+            return Product(b.driver(weight.form), args, q, row_bytes, 9)
+        if weight.type == GgmlType.IQ2_XXS:
+            q = self._quantised(x)
+            row_bytes = q.n_blocks * matmul.ROW_BYTES
+            args = [weight.file_address, q.address, out.address, weight.padded_rows, row_bytes, q.n_blocks]
+            args += [weight.row_len // 256, weight.n_rows, x.n_rows, b.iq2_tables]
+            return Product(b.kernel("iq2_xxs", iq2.product), args, q, row_bytes, 10)
+        kind = weight.type.name.lower()
+        at = b.kernel(f"float_{kind}", lambda t: matmul.float_product(kind, t))
+        args = [weight.file_address, x.address, out.address, weight.padded_rows, x.width, weight.row_len, weight.n_rows, x.n_rows]
+        return Product(at, args, x, x.width * 4, 9)
+
+    def _cut(self, out: Buffer, n: int) -> Buffer:
+        """A product's buffer without the padding columns beyond the next multiple of 4."""
+        if out.width - n >= 4:
+            out = self._narrow(out, n)
+        out.live = n
+        return out
+
     def _quantised(self, x: Buffer, tiled: bool = False) -> Buffer:
         """x as int8 rows; made once per buffer however many products read it."""
         if tiled not in x.quantised:
@@ -333,7 +350,7 @@ class Recorder:
         """Add the squares of a product's inputs to the backend's sums for the tensor `name`."""
         sums = self.backend.sums_of(name, x.width)
         at = self.backend.kernel("add_squares", rowwise.add_squares)
-        self._op(at, [x.address, int(sums.ctypes.data), x.width, x.n_rows], "own", [x], [("squares", name)])
+        self._op(at, [int(sums.ctypes.data), x.address, 0, x.width, x.n_rows], "own", [x], [("squares", name)])
 
     def _elementwise(self, name: str, builder, inputs: list[Buffer], split: str, param: float = 0.0) -> Buffer:
         x = inputs[0]
@@ -341,7 +358,7 @@ class Recorder:
             raise UnsupportedError(f"the CPU kernels need widths of a multiple of {BLOCK} values; this model has {x.width}")
         out = self._new(x.width, split, x.n_rows)
         out.live = x.live
-        args = [*(i.address for i in inputs), out.address, x.width, x.n_rows, _bits(param)]
+        args = [*(i.address for i in inputs), out.address, x.width, x.n_rows, bits(param)]
         self._op(self.backend.kernel(name, builder), args, split, list(inputs), [out])
         return out
 
@@ -382,7 +399,7 @@ def _shape(x) -> object:
     return (x.n_rows, x.width, x.n_blocks) if isinstance(x, Buffer) else None
 
 
-def _bits(x: float) -> int:
+def bits(x: float) -> int:
     return int(np.float32(x).view(np.int32)) & 0xFFFFFFFF
 
 

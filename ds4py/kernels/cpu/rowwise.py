@@ -202,21 +202,29 @@ def elementwise(t: Target, n_in: int, fn: Callable[[Fn, list[Val]], Val], split:
     return build
 
 
-def silu_gate(t: Target) -> Callable[[Fn, list[Val]], Val]:
+def _limited(f: Fn, v: list[Val], limited: bool) -> tuple[Val, Val]:
+    """gate and up; with a limit (the parameter), gate is cut above it and up on both sides. NaN passes."""
+    gate, up, limit = v
+    if not limited:
+        return gate, up
+    return f.min(limit, gate), f.min(limit, f.max(limit * -1.0, up))
+
+
+def silu_gate(t: Target, limited: bool = False) -> Callable[[Fn, list[Val]], Val]:
     """gate * sigmoid(gate) * up."""
 
     def fn(f: Fn, v: list[Val]) -> Val:
-        gate, up, _ = v
+        gate, up = _limited(f, v, limited)
         return gate / (exp(f, t, gate * -1.0) + 1.0) * up
 
     return fn
 
 
-def gelu_gate(t: Target) -> Callable[[Fn, list[Val]], Val]:
+def gelu_gate(t: Target, limited: bool = False) -> Callable[[Fn, list[Val]], Val]:
     """gelu(gate) * up, tanh form: 0.5 x (1 + tanh u) = x / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)."""
 
     def fn(f: Fn, v: list[Val]) -> Val:
-        gate, up, _ = v
+        gate, up = _limited(f, v, limited)
         u = gate * 0.7978845608028654 * (gate * gate * 0.044715 + 1.0)
         return gate / (exp(f, t, u * -2.0) + 1.0) * up
 
@@ -294,11 +302,11 @@ def place(t: Target) -> Builder:
 
 
 def add_squares(t: Target) -> Builder:
-    """sums[c] += x[r, c]^2 over all rows, in f64, and sums[width] += n_rows. args: [2] x [3] sums f64[width + 1] [4] width
-    [5] n_rows. Split by columns, so that the order of a column's sum is that of the rows."""
+    """sums[c] += x[r, c]^2 over all rows, in f64, and sums[width] += n_rows. args: [2] sums f64[width + 1] [3] x [4] unused
+    [5] width [6] n_rows. Split by columns, so that the order of a column's sum is that of the rows."""
 
     def build(module: ir.Module, name: str) -> None:
-        f, (x, sums, width, n_rows), tid, nt = _op(module, name, 4)
+        f, (sums, x, _, width, n_rows), tid, nt = _op(module, name, 5)
         with f.loop(width / 4 * tid / nt * 4, width / 4 * (tid + 1) / nt * 4, 4) as c:
             at = sums + c * 8
             total = f.var(f.load(at, vec(F64, 4), 8))
