@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from ds4py.chat import ToolCall
 from ds4py.server.asked import Sampling, ToolChoice, bad
 from ds4py.server.fields import Fields, kind_of
+from ds4py.server.sse import to_json
 
 # Words for "do not think" among the efforts.
 _NO_EFFORT: Final = ("none", "off", "disabled")
@@ -176,12 +175,10 @@ def no_media(kind: str, where: str) -> Exception:
 
 def arguments_of(fields: Fields, name: str) -> str:
     """A call's arguments in a history as JSON text: a string as it is, an object written out."""
-
-
     value = fields.any(name)
     if value is None or isinstance(value, str):
         return value or ""
-    return msgspec.json.encode(value).decode()
+    return to_json(value).decode()
 
 
 def call_of(fields: Fields, id_name: str = "id") -> ToolCall:

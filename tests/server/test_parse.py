@@ -148,7 +148,12 @@ def test_unknown_fields_and_tools_are_left_out_and_told() -> None:
 
 @pytest.mark.parametrize(
     ("given", "want"),
-    [('{"path": "a', '{"path": "a'), ("", ""), ("null", "null"), ("[]", "[]"), ({"a": 1}, '{"a":1}'), (5, "5")],
+    [
+        *[(text, text) for text in ('{"path": "a', "", "null", "[]")],
+        ({"a": 1}, '{"a":1}'),
+        (5, "5"),
+        (["\ud83d"], '["\ufffd"]'),  # half a character, which no UTF-8 can hold
+    ],
 )
 def test_arguments_of_any_kind_in_a_history(given: Any, want: str) -> None:
     history = [*USER["messages"], {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}]
