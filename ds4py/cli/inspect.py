@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ds4py.chat.formats.deepseek4 import ARCHITECTURE, revision
 from ds4py.cli.advice import memory_gb
 from ds4py.cli.draftable import drafters_for, support_kind, vocabulary
 from ds4py.cli.terminal import Terminal
@@ -64,7 +65,9 @@ class _Shapes:
 
 def inspect(g: GgufFile, n_ctx: int, terminal: Terminal) -> None:
     """Print the summary of an open file. Never fails for a file that merely cannot run: it says why."""
-    sections = (("", _file(g)), ("Model", _model(g)), ("Tokenizer and chat", _tokenizer(g)), ("Weights", _weights(g)))
+    alone = support_kind(g) is None  # what only drafts has neither layers of its own to tell of nor a tokenizer
+    model = (("Model", _model(g)), ("Tokenizer and chat", _tokenizer(g))) if alone else ()
+    sections = (("", _file(g)), *model, ("Weights", _weights(g)))
     for title, lines in (*sections, ("Memory", _memory(g, n_ctx)), (_DRAFTERS, drafters_for(g))):
         if title:
             terminal.say("\n" + terminal.bold(title))
@@ -87,18 +90,27 @@ def _model(g: GgufFile) -> Iterator[tuple[str, str]]:
     values = sum(tensor.n_values for tensor in g.tensors.values())
     tied = "" if "output.weight" in g.tensors else ", output tied to the embedding"
     yield "parameters", f"{values / 1e6:,.1f} M{tied}"
-    yield (
-        "layers",
-        f"{_int(g, 'block_count')}, hidden size {_int(g, 'embedding_length')}, feed-forward {_int(g, 'feed_forward_length')}",
-    )
+    width = f"feed-forward {_int(g, 'feed_forward_length')}"
+    if g.get("feed_forward_length") is None and g.get("expert_feed_forward_length"):
+        width = f"feed-forward {_int(g, 'expert_feed_forward_length')} in each expert"
+    yield "layers", f"{_int(g, 'block_count')}, hidden size {_int(g, 'embedding_length')}, {width}"
     heads = g.get("attention.head_count", "?")
     key_len = g.get("attention.key_length") or _ratio(g.get("embedding_length"), heads)
     yield "heads", f"{heads} query, {g.get('attention.head_count_kv', heads)} key/value, {key_len} wide"
     yield "trained for", f"{_int(g, 'context_length')} positions of context"
+    ratios = g.get("attention.compress_ratios")
     if g.get("attention.sliding_window"):
-        yield "sliding window", f"{_int(g, 'attention.sliding_window')} positions on a part of the layers"
+        where = "a part of" if ratios is None else "all"
+        yield "sliding window", f"{_int(g, 'attention.sliding_window')} positions on {where} the layers"
+    if ratios is not None:
+        counts = Counter(list(ratios)[: g.get("block_count", 0)])
+        parts = [f"{n} x " + (f"1 row for {ratio} positions" if ratio else "none") for ratio, n in sorted(counts.items())]
+        yield "compressed rows", ", ".join(parts)
     if g.get("expert_count"):
-        yield "experts", f"{_int(g, 'expert_count')}, {_int(g, 'expert_used_count')} per token"
+        hashed = g.get("hash_layer_count")
+        by_token = f"; the first {hashed} layers choose by the token alone" if hashed else ""
+        shared = f" and {g.get('expert_shared_count')} shared" if g.get("expert_shared_count") else ""
+        yield "experts", f"{_int(g, 'expert_count')}, {_int(g, 'expert_used_count')} per token{shared}{by_token}"
     if g.get("rope.scaling.type"):
         yield "rope scaling", str(g.get("rope.scaling.type"))
 
@@ -107,6 +119,9 @@ def _tokenizer(g: GgufFile) -> Iterator[tuple[str, str]]:
     yield "vocabulary", vocabulary(g)
     special = [f"{label} {g.kv[key]}" for label, key in _SPECIAL if key in g.kv]
     yield "special ids", ", ".join(special) or "none named"
+    if g.architecture == ARCHITECTURE:
+        yield "chat format", f"DeepSeek V4's own, revision {revision(g)}; tools (DSML), thinking, system prompt"
+        return
     template = str(g.kv.get("tokenizer.chat_template", ""))
     if not template:
         yield "chat template", "none in the file: a base model, or use --chat-template-file"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_deepseek4 import Folder, save_checkpoint
 
-from ds4py.cli import convert, deepseek4_quantize, quantize
+from ds4py.cli import chat, convert, deepseek4_quantize, quantize
 from ds4py.gguf import open_gguf, resume
 from ds4py.quantize import Entry, Imatrix, write_imatrix
 
@@ -126,6 +126,33 @@ def test_ds4_convert_writes_both_files_without_a_recipe(folder: Folder, tmp_path
     assert open_gguf(out).tensor("blk.0.ffn_up_exps.weight").type.name == "MXFP4"
     assert open_gguf(draft).architecture == "deepseek4-dspark"
     assert convert.main(words) == 1 and "is there already" in capsys.readouterr().err
+
+
+def test_both_files_explain_themselves_and_only_one_answers(folder: Folder, tmp_path: Path, capsys: Any) -> None:
+    out, draft = tmp_path / "m.gguf", tmp_path / "d.gguf"
+    assert convert.main([str(folder.path), "-o", str(out), "--dspark-out", str(draft)]) == 0
+    capsys.readouterr()
+    assert chat.main(["-m", str(out), "--inspect"]) == 0
+    told = capsys.readouterr().out
+    for line in (
+        "3, hidden size 256, feed-forward 256 in each expert",
+        "16 positions on all the layers",
+        "1 x none, 1 x 1 row for 4 positions, 1 x 1 row for 128 positions",
+        "2, 2 per token and 1 shared; the first 1 layers choose by the token alone",
+        "DeepSeek V4's own, revision 0731; tools (DSML), thinking, system prompt",
+    ):
+        assert line in told
+    assert chat.main(["-m", str(draft), "--inspect"]) == 0
+    told = capsys.readouterr().out
+    assert "a DSpark support file for DeepSeek V4 Flash: it drafts for another model" in told and "Tokenizer" not in told
+    for words in (["-p", "hi"], ["-p", "hi", "--dump-tokens"]):
+        assert chat.main(["-m", str(draft), *words]) == 1
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and "d.gguf is a DSpark support file for DeepSeek V4 Flash, not a model" in told
+    assert chat.main(["-m", str(out), "-p", "hi", "--show-prompt", "--think-max", "-c", "900"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.endswith("<｜User｜>hi<｜Assistant｜><think>\n") and "Effort" not in shown.out
+    assert "only with a context of 393216 positions (-c 393216); with 900 it thinks as usual" in shown.err
 
 
 def test_what_only_folders_or_only_files_can_do_is_said(folder: Folder, tmp_path: Path, capsys: Any) -> None:

@@ -16,6 +16,9 @@ from tiny_deepseek4 import FLASH, PREVIEW, Folder, outline, save_checkpoint, wri
 from ds4py.convert import Options, make_plan, make_support_plan, open_folder, write_plan
 from ds4py.errors import FormatError, UnsupportedError, UsageError
 from ds4py.gguf import GgmlType, GgufFile, Tensor, open_gguf
+from ds4py.kernels.reference import ReferenceKernels
+from ds4py.models import load_model
+from ds4py.protocols import Span
 from ds4py.quantize import Job, metadata, output_size, recipe, run
 from ds4py.quantize import Options as Quantising
 from ds4py.quantize import make_plan as plan_types
@@ -95,6 +98,19 @@ def test_every_value_is_the_checkpoints(tiny: Folder, tmp_path: Path) -> None:
         seen[tensor.type] += 1
     assert seen[T.MXFP4] == 18 and seen[T.I32] == 2 and seen[T.F16] == 6 and seen[T.BF16] > 50
     assert len(g.tensors) == 6 + 6 * 24 + 4 * 4 + 2 * 6  # top, layers, compressors, indexers
+
+
+def test_a_converted_file_reads_a_prompt_whose_logits_nobody_asks_for(tiny: Folder, tmp_path: Path) -> None:
+    """ds4 -p failed on the first block of a prompt, which has no row for the head."""
+    write_plan(make_plan(tiny.path, Options()), tmp_path / "out.gguf")
+    model = load_model(open_gguf(tmp_path / "out.gguf"), ReferenceKernels(), kv_dtype="float32")
+    ids = list(range(20, 50))
+    state = model.new_state(64, slack=4)
+    assert len(model.forward([Span(state, ids[:20])]).logits) == 0
+    rows = model.forward([Span(state, ids[20:], n_logits=10)]).of(0).copy()
+    whole = model.forward([Span(model.new_state(64, slack=4), ids, n_logits=10)]).of(0)
+    assert rows.std() > 0.1
+    assert (rows.argmax(1) == whole.argmax(1)).mean() > 0.8  # plain torch rounds by the number of rows, and may flip a code
 
 
 def test_fp4_codes_and_scales_are_moved_and_not_touched(tiny: Folder, tmp_path: Path) -> None:
