@@ -1,7 +1,7 @@
 """Kernels for processors that this machine is not, run on an emulated one: the same bits as here, for every type and row count.
 
 Products of quantised weights are the same sequence of operations on every path with fused multiply-adds, whatever the number of
-lanes; so AVX-512 VNNI is compared bit for bit with the path that this machine runs. Where lanes do show (float weights,
+lanes; so AVX-512 VNNI and AMX are compared bit for bit with the path that this machine runs. Where lanes do show (float weights,
 norms, attention) whole models are compared with the reference backend, and rows with themselves in other company.
 """
 
@@ -23,6 +23,7 @@ from ds4py.models import load_model
 from ds4py.protocols import Span
 
 FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
+AMX_TYPES = (GgmlType.Q4_K, GgmlType.Q5_0, GgmlType.Q8_0, GgmlType.Q6_K, GgmlType.Q2_K)
 IDS = np.random.default_rng(5).integers(0, 320, 40).tolist()
 
 
@@ -43,6 +44,21 @@ def test_products_have_the_bits_of_this_machine(
     case = Case(tmp_path / "w.gguf", emulated_kernels(monkeypatch, processor, "avx512"))
     for n in (1, 2, 3, 4, 8, 24):
         assert case.product(list(range(n))).tobytes() == want[:n].tobytes(), f"{n} rows"
+
+
+@pytest.mark.skipif(host_paths()[0] == "plain", reason="this machine has no fused multiply-add to compare with")
+@pytest.mark.parametrize("kind", AMX_TYPES, ids=lambda k: k.name)
+def test_amx_tiles_have_the_bits_of_this_machine(
+    kind: GgmlType, processor: Processor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_case(tmp_path / "w.gguf", kind, 50, 256)
+    here = Case(tmp_path / "w.gguf", CpuKernels(threads=1, max_rows=65))
+    want = np.concatenate([here.product([i]) for i in range(21)])
+    here.kernels.executor.close()  # type: ignore[attr-defined]
+    case = Case(tmp_path / "w.gguf", emulated_kernels(monkeypatch, processor, "amx"))
+    processor.tiles.counts.clear()
+    assert case.product(list(range(21))).tobytes() == want.tobytes()
+    assert processor.tiles.counts["tdpbssd"] > 0 and processor.tiles.counts["tilerelease"] == 2  # one for each thread
 
 
 @pytest.mark.parametrize("kind", FLOATS, ids=lambda k: k.name)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from llvmlite import ir
 
-from ds4py.kernels.cpu.ir import I32, Fn, Val
+from ds4py.kernels.cpu.ir import I8, I16, I32, I64, VOID, Fn, Val, const, vec
 from ds4py.kernels.cpu.lanes import Planes, chain, mac, prepare, signed_bias, spread, widen
 from ds4py.kernels.cpu.packed import Packed
 from ds4py.kernels.cpu.target import Target
@@ -36,6 +36,14 @@ class Engine(Protocol):
 
     def put(self, half: int, part: int, quads: list[Val]) -> None:
         """Keep a block's weights: `quads` are its 8 vectors of i32 lanes, four bytes each, for one part of the 16 outputs."""
+        ...
+
+    def ready(self) -> None:
+        """Both halves have been put."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more is multiplied in this kernel."""
         ...
 
     def sums(self, half: int, sub: int, rows: Val, n: int) -> Sums:
@@ -65,6 +73,12 @@ class Vectors:
             for at, plane in zip(self._at(half, j, part), planes, strict=True):
                 self.f.store(at, plane, 4 * self.t.lanes)
 
+    def ready(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
     def sums(self, half: int, sub: int, rows: Val, n: int) -> Sums:
         f, t, parts = self.f, self.t, range(self.t.parts)
         quads, at_once = cut(self.form, sub), chain(t, self.form.q_max)
@@ -93,6 +107,60 @@ class Vectors:
         return [memory + offset for memory in self._memory]
 
 
+class Amx:
+    """TDPBSSD: 16 activation rows x a sub-block x 16 outputs in one instruction. A tile of weights is the sub-block's quads as
+    they lie; a tile of sums is stored and read back by rows. The unit could take two blocks at once, but each has its scale."""
+
+    steps = (16, 16)
+
+    def __init__(self, f: Fn, form: Packed):
+        self.f, self.form = f, form
+        self.bias = -form.offset  # `put` takes the offset off: what is left fits a signed byte
+        self._weights = f.scratch(ir.ArrayType(I32, 2 * WORDS))
+        self._sums = f.scratch(ir.ArrayType(I32, 2 * form.subs * 256))
+        config, n = f.scratch(ir.ArrayType(I8, 64)), QUADS // form.subs
+        shapes = [(16, 64)] * 2 + [(16, 4 * n)] * 2 + [(n, 64)] * 4  # sums, activations, weights by half and sub-block
+        f.store(config, f.c(vec(I8, 64), 0), 64)
+        f.store(config, f.c(I8, 1), 1)
+        for tile, (rows, row_bytes) in enumerate(shapes):
+            f.store(config + (16 + 2 * tile), f.c(I16, row_bytes), 2)
+            f.store(config + (48 + tile), f.c(I8, rows), 1)
+        self._run("ldtilecfg", self._pointer(config))
+
+    def put(self, half: int, part: int, quads: list[Val]) -> None:
+        for j, quad in enumerate(quads):
+            weights = self.f.bitcast(quad, vec(I8, 64)) - self.form.offset
+            self.f.store(self._weights + (half * QUADS + j) * 64, weights, 64)
+
+    def ready(self) -> None:
+        for half in range(2):
+            for sub in range(self.form.subs):
+                at = self._weights + (half * QUADS + cut(self.form, sub)[0]) * 64
+                self._run("tileloadd64", const(I8, self._tile(half, sub)), self._pointer(at), const(I64, 64))
+
+    def sums(self, half: int, sub: int, rows: Val, n: int) -> Sums:
+        weights = self._tile(half, sub)
+        sums, activations = weights % 2, 2 + weights % 2
+        out = self._sums + (half * self.form.subs + sub) * 1024
+        self._run("tilezero", const(I8, sums))
+        self._run("tileloadd64", const(I8, activations), self._pointer(rows + 4 * cut(self.form, sub)[0]), const(I64, 32))
+        self._run("tdpbssd", *(const(I8, tile) for tile in (sums, activations, weights)))
+        self._run("tilestored64", const(I8, sums), self._pointer(out), const(I64, 64))
+        return [[self.f.load(out + 64 * r, vec(I32, 16), 64)] for r in range(n)]
+
+    def end(self) -> None:
+        self._run("tilerelease")
+
+    def _tile(self, half: int, sub: int) -> int:
+        return 4 + half * self.form.subs + sub
+
+    def _pointer(self, at: Val) -> ir.Value:
+        return self.f.b.inttoptr(at.v, ir.PointerType(I8))
+
+    def _run(self, name: str, *args: ir.Value) -> None:
+        self.f.b.call(self.f.declare(f"llvm.x86.{name}", VOID, [a.type for a in args]), list(args))
+
+
 def cut(form: Packed, sub: int) -> range:
     """The quads of a sub-block."""
     n = QUADS // form.subs
@@ -101,4 +169,4 @@ def cut(form: Packed, sub: int) -> range:
 
 def engine(f: Fn, t: Target, form: Packed) -> Engine:
     """The fastest engine of the target."""
-    return Vectors(f, t, form)
+    return Amx(f, form) if t.matrix else Vectors(f, t, form)

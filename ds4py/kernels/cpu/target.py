@@ -7,11 +7,16 @@ machine runs the tests: a path is legal wherever the CPU has its features.
     avx512  16 lanes, vpdpbusd (AVX-512 VNNI)
     avx2     8 lanes, vpmaddubsw + vpmaddwd, FMA, F16C
     plain    4 lanes, no intrinsic at all: SSE2 on old x86, NEON on ARM
+
+`amx` is avx512 with many rows multiplied by AMX tiles: the same bits, so it has the same name. It is taken only when it is asked
+for: its code has run on an emulated processor only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+import sys
+from dataclasses import dataclass, replace
 
 import llvmlite.binding as llb
 
@@ -24,6 +29,8 @@ _NEEDS = {  # everything of the processors in `describe` that LLVM may use unask
     "avx2": _AVX2,
     "plain": (),
 }
+_NEEDS["amx"] = (*_NEEDS["avx512"], "amx-tile", "amx-int8")
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: ask once for the tile registers' room
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Target:
     fma: bool
     half: bool  # hardware f16 <-> f32
     x86: bool
+    matrix: bool = False  # AMX
 
     @property
     def parts(self) -> int:
@@ -46,8 +54,17 @@ class Target:
 
 def host_paths() -> tuple[str, ...]:
     """Paths that this CPU can run, best first."""
+    return tuple(p for p in PATHS if _has(p))
+
+
+def _has(path: str) -> bool:
     have = {name for name, on in llb.get_host_cpu_features().items() if on}
-    return tuple(p for p in PATHS if all(f in have for f in _NEEDS[p]))
+    return all(feature in have for feature in _NEEDS[path])
+
+
+def _tiles_allowed() -> bool:
+    """Whether the system lets this process use AMX; it must be asked before the first tile instruction."""
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
 
 
 def needs(path: str) -> tuple[str, ...]:
@@ -63,9 +80,9 @@ def target_for(path: str | None = None) -> Target:
     """The target of `path`, or of the best path here. UsageError when the CPU lacks it."""
     paths = host_paths()
     path = path or paths[0]
-    if path not in PATHS:
-        raise UsageError(f"unknown CPU path {path!r}: choose one of {', '.join(PATHS)}")
-    if path not in paths:
+    if path not in _NEEDS:
+        raise UsageError(f"unknown CPU path {path!r}: choose one of {', '.join(_NEEDS)}")
+    if not _has(path) or (path == "amx" and not _tiles_allowed()):
         raise UsageError(
             f"CPU path {path!r} needs {', '.join(_NEEDS[path])}, which this processor lacks; it has: {', '.join(paths)}"
         )
@@ -74,6 +91,8 @@ def target_for(path: str | None = None) -> Target:
 
 def describe(path: str) -> Target:
     """The target of `path`, whether or not this CPU can run it (code for another machine can be emitted and inspected)."""
+    if path == "amx":
+        return replace(describe("avx512"), features="+amx-tile,+amx-int8", matrix=True)
     if path == "avx512":
         return Target(path, "cascadelake", "", 16, True, True, True)  # the first with VNNI: no later instruction may slip in
     if path == "avx2":

@@ -49,6 +49,7 @@ def product(form: Packed, t: Target) -> Builder:
                 kernel.unpack(w + (g * n_pairs + i) * form.pair_bytes)
                 kernel.add(x + i * pair_stride + first * (2 * HALF_BYTES // TILE), n)
             kernel.write(y + (first * ldy + g * GROUP) * 4, ldy, n)
+        kernel.engine.end()
         f.ret()
 
     return build
@@ -82,6 +83,7 @@ class _Kernel:
                 for u in range(self.n_scales):
                     scale = block_scale(f, t, form, at + (32 * u + 2 * t.lanes * part))
                     f.store(self._scale_at(half, u, part), scale, 4 * t.lanes)
+        self.engine.ready()
 
     def add(self, x: Val, n: Val) -> None:
         """The pair's part of the sums of n rows; x: the first of their tiles."""
