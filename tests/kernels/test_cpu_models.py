@@ -107,9 +107,15 @@ def test_a_nan_key_reaches_the_logits(path: str, tmp_path: Path) -> None:
     assert np.isnan(model.forward([Span(state, IDS[20:21], 1)]).of(0)).all()
 
 
-@pytest.mark.parametrize("factor", [1.5])
-def test_memory_stays_near_the_file_and_nothing_is_dequantised(smollm2_path: Path, factor: float) -> None:
-    """Peak resident memory of a run <= 1.5 x file + 300 MB, mapped pages included; a dequantised copy would be 540 MB more."""
+@pytest.mark.parametrize(
+    ("name", "factor", "rest"), [("smollm2_path", 1.25, 250), ("qwen_path", 1.25, 250), ("gemma_path", 1.5, 300)]
+)
+def test_memory_stays_near_the_file_and_nothing_is_dequantised(
+    name: str, factor: float, rest: int, request: pytest.FixtureRequest
+) -> None:
+    """Peak resident memory of a run <= 1.25 x file + 250 MB, mapped pages included; a dequantised copy would be 540 MB more.
+    gemma's tied embedding, two thirds of the file, is packed and looked up, and its pages do not always go in time."""
+    path: Path = request.getfixturevalue(name)
     code = (
         "import sys, re\n"
         "from ds4py.gguf import open_gguf\n"
@@ -124,9 +130,9 @@ def test_memory_stays_near_the_file_and_nothing_is_dequantised(smollm2_path: Pat
     )
     if not Path("/proc/self/status").exists():
         pytest.skip("peak memory is read from /proc")
-    done = subprocess.run([sys.executable, "-c", code, str(smollm2_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     peak = int(done.stdout) * 1024
-    assert peak <= factor * smollm2_path.stat().st_size + (300 << 20), f"{peak >> 20} MB"
+    assert peak <= factor * path.stat().st_size + rest * 1e6, f"{peak / 1e6:.0f} MB"
 
 
 def test_an_upgrade_compiles_again_what_it_changed(tmp_path: Path) -> None:
