@@ -91,7 +91,7 @@ def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
     """(the model of -m, what closes it)."""
     from ds4py.cli import prompting as cli_prompting
     from ds4py.cli.opening import context_len, open_engine, open_file, open_tokenizer
-    from ds4py.cli.speculating import asked_types, config_of, open_speculation, rows_needed
+    from ds4py.cli.speculating import asked_types, config_of, open_speculation, rows_needed, say_opening
 
     if values.texts("spec_type"):
         asked_types(values)  # a name that nobody knows is told before a file is opened
@@ -104,8 +104,9 @@ def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
     engine = open_engine(values, g, n_ctx, log, rows_needed(config))
     speculation = open_speculation(values, config, engine, g, log)
     name = values.text("alias") if values.has("alias") else g.path.name.removesuffix(".gguf")
+    say_opening(speculation, None, log)
     made = _served(engine, _prompting(values, tokenizer, chat, engine, defaults), name, speculation)
-    return made, speculation.close
+    return made, lambda: _end(speculation, log)
 
 
 def _scripted(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
@@ -113,7 +114,7 @@ def _scripted(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]
     from dataclasses import replace
 
     from ds4py.chat import open_format
-    from ds4py.cli.speculating import config_of, open_speculation
+    from ds4py.cli.speculating import config_of, open_speculation, say_opening
     from ds4py.server.scripted import open_script
 
     if values.was_given("--model") or values.was_given("--spec-draft-model"):
@@ -123,11 +124,20 @@ def _scripted(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]
     defaults = _defaults(values, "scripted", False if values.flag("nothink") else None)
     nothing: Any = None  # there is no model file, and drafts that would read one are refused above
     speculation = open_speculation(values, config_of(values, log), script.engine, nothing, log)
+    say_opening(speculation, None, log)
     log.say(f"{COMMAND}: replies are those of {script.file.path}; no model is loaded")
     prompting = _prompting(values, script.tokenizer, chat, script.engine, defaults)
     name = values.text("alias") if values.has("alias") else "scripted"
     served = _served(script.engine, prompting, name, speculation)
-    return replace(served, begin=script.begin), speculation.close
+    return replace(served, begin=script.begin), lambda: _end(speculation, log)
+
+
+def _end(speculation: Speculation, log: Terminal) -> None:
+    """Keep what drafters learned, and end the trace of drafts."""
+    from ds4py.cli.speculating import keep_learned
+
+    keep_learned(speculation, None, log)
+    speculation.close()
 
 
 def _served(engine: Engine, prompting: Prompting, name: str, speculation: Speculation) -> Served:
@@ -142,6 +152,7 @@ def _served(engine: Engine, prompting: Prompting, name: str, speculation: Specul
         line(speculation.drafters),
         speculation.options,
         lambda options: is_opportunistic(options, config),
+        speculation.learn,
     )
 
 

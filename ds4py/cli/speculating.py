@@ -80,8 +80,9 @@ class Speculation:
             made = replace(made, rule=Synthetic(self.rates, options.seed, options.stop_ids))
         return made if self.trace is None else replace(made, trace=self.trace.of(0))
 
-    def opening_lines(self, options: SessionOptions) -> Iterator[str]:
-        """What is said before the first token: which drafter and which policies run for sessions with `options`."""
+    def opening_lines(self, options: SessionOptions | None) -> Iterator[str]:
+        """What is said before the first token: which drafter and which policies run for sessions with `options` (None: every
+        request brings its own)."""
         yield line(self.drafters, options)
         if self.rates:
             shares = ", ".join(f"{rate:.3f}" for rate in self.rates)
@@ -276,7 +277,7 @@ def _file(values: Values, key: str) -> Path | None:
     return Path(values.text(key)) if values.has(key) else None
 
 
-def say_opening(speculation: Speculation | None, options: SessionOptions, log: Terminal) -> None:
+def say_opening(speculation: Speculation | None, options: SessionOptions | None, log: Terminal) -> None:
     """What will draft, and how."""
     if speculation is not None:
         for sentence in speculation.opening_lines(options):
@@ -291,12 +292,14 @@ def say_ignored(values: Values, mode: str, log: Terminal) -> None:
         log.say(f"ds4: {', '.join(given)} {'changes' if len(given) == 1 else 'change'} nothing here: {mode} drafts nothing")
 
 
-def keep_learned(speculation: Speculation | None, session: Session, log: Terminal) -> bool:
-    """Add what was learned to the dynamic lookup cache; False, and a sentence, if that fails: the file is then as it was."""
+def keep_learned(speculation: Speculation | None, session: Session | None, log: Terminal) -> bool:
+    """Add what was learned, by `session` too, to the dynamic lookup cache; False, and a sentence, if that fails: the file is then
+    as it was."""
     if speculation is None or speculation.learned is None:
         return True
     try:
-        speculation.learn(session)
+        if session is not None:
+            speculation.learn(session)
         speculation.learned.write()
     except Ds4Error as error:
         log.say(f"ds4: what was learned is lost: {error}")

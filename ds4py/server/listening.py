@@ -54,13 +54,15 @@ class TimedProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Tells `leaving` when a signal asks it to go."""
+    """Tells `leaving` when a signal asks it to go. Being asked is an orderly end, so unlike uvicorn's own it does not raise the
+    signal again afterwards; asked twice, it waits for nobody."""
 
     leaving: Callable[[], None] = staticmethod(lambda: None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
         self.leaving()
-        super().handle_exit(sig, frame)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ds4py.engine import Engine, SessionOptions
+from ds4py.engine import Engine, Session, SessionOptions
 from ds4py.errors import ContextError, Ds4Error, NumericError, ResourceError, UsageError
 from ds4py.server.answering import Answer
 from ds4py.server.asked import Refusal
@@ -35,7 +35,8 @@ class Served:
     """A model and what is needed to answer with it.
 
     equip(options) adds a new drafter, if one runs; drafts_decide(options) tells whether drafts may decide the text, so that a
-    drafter belongs to one answer; begin(state, prompt, n_prompt, check) is told of every answer (scripted models)."""
+    drafter belongs to one answer; learn(session) is told when an answer is over; begin(state, prompt, n_prompt, check) when one
+    begins (scripted models)."""
 
     engine: Engine
     prompting: Prompting
@@ -43,6 +44,7 @@ class Served:
     speculation: str = "speculation: off"
     equip: Callable[[SessionOptions], SessionOptions] = lambda options: options
     drafts_decide: Callable[[SessionOptions], bool] = lambda options: False
+    learn: Callable[[Session], None] = lambda session: None
     begin: Callable[[Any, str, int, Callable[[], None]], None] | None = None
 
 
@@ -147,7 +149,6 @@ class Worker:
 
     def _answer(self, job: Job) -> None:
         kept: Kept | None = None
-        answer: Answer | None = None
         begun = time.monotonic()
         try:
             taken = self._prefixes.take(job.prompt.ids, job.prompt.text)
@@ -156,7 +157,10 @@ class Worker:
                 text = str(job.prompt.text) if job.prompt.text is not None else str(job.prompt.asked.prompt)
                 self.served.begin(kept.session.state, text, len(taken.ids), job.check)
             answer = Answer(job, taken, self.served.prompting, lambda options: self._equipped(taken.kept, options))
-            ended = answer.run()
+            try:
+                ended = answer.run()
+            finally:
+                self._count(job, answer, kept)
         except Cancelled:
             self._over(job, "cancelled", f"after {time.monotonic() - begun:.1f} s")
         except Exception as error:  # whatever it is, it must not end the server
@@ -165,8 +169,7 @@ class Worker:
             self._finish(job, ended)
         finally:
             if kept is not None:
-                if answer is not None:
-                    self._count(job, answer, kept)
+                self.served.learn(kept.session)
                 self._prefixes.give_back(kept)
 
     def _equipped(self, kept: Kept, options: SessionOptions) -> SessionOptions:

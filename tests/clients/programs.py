@@ -49,7 +49,7 @@ class Place:
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         whole = {"HOME": str(self.home), "PATH": f"{self.bin}:{os.environ['PATH']}", "TERM": "dumb", **environment}
-        quiet: Any = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 120}
+        quiet: Any = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 240}
         return subprocess.run(command, cwd=self.work, env=whole, **quiet)
 
 
