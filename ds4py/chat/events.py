@@ -8,6 +8,7 @@ with nothing in between; the arguments, joined, are the JSON text that the model
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -74,6 +75,14 @@ class Called:
     name: str
     arguments: str
     complete: bool
+
+    @property
+    def readable(self) -> bool:
+        """Whether the arguments are a JSON object."""
+        try:
+            return self.complete and isinstance(json.loads(self.arguments or "{}"), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 @dataclass(frozen=True)

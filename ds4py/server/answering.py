@@ -3,7 +3,9 @@
 What is mended, by going back to a token and putting a few others there (`rewind`, `force`), never by inventing an answer:
 * a call that is begun before thinking is closed: back to the token before it, thinking is closed, and the model goes on;
 * an answer that ends while the model is still thinking: thinking is closed, and the model goes on to say something.
-Each is done once for an answer. A reply that a limit ends while thinking stays as it is.
+Each is done once for an answer. A reply that a limit ends while thinking stays as it is. And a call whose arguments cannot be
+read is put to the model once more, with what is wrong and the tool's schema, if nobody has seen it yet (a reply that is not
+streamed); both tries share one budget. In a stream it goes out as it was written, for the client to tell the model.
 
 The session keeps everything that was finished, whatever ends the work: a client that goes away in the middle of a prompt finds
 the part that was read when it comes back.
@@ -21,7 +23,7 @@ from ds4py.engine import Session, SessionOptions
 from ds4py.engine.statistics import timings
 from ds4py.server.jobs import Events, Job, Progress, Started
 from ds4py.server.prefixes import Taken
-from ds4py.server.prompting import Prompting
+from ds4py.server.prompting import Prompt, Prompting
 from ds4py.server.results import Ended, Usage
 
 
@@ -40,13 +42,22 @@ class _Count:
 class Answer:
     """The work on one job; `run` does all of it."""
 
-    def __init__(self, job: Job, taken: Taken, prompting: Prompting, equip: Callable[[SessionOptions], SessionOptions]) -> None:
-        """equip: adds a drafter to the options of a session."""
-        self._job, self._prompting, self._equip = job, prompting, equip
+    def __init__(
+        self,
+        job: Job,
+        prompt: Prompt,
+        taken: Taken,
+        prompting: Prompting,
+        equip: Callable[[SessionOptions], SessionOptions],
+        first: Usage | None = None,
+    ) -> None:
+        """prompt: the job's own, or that of a second try, of which `first` is what the first one cost. equip: adds a drafter to
+        the options of a session."""
+        self._job, self._prompt, self._prompting, self._equip, self._first = job, prompt, prompting, equip, first
         self._session: Session = taken.kept.session
         self._ids = list(taken.ids)
-        self._reader = prompting.reader(job.prompt)
-        self._count = _Count()
+        self._reader = prompting.reader(prompt)
+        self._count = _Count(drawn=first.generated if first else 0)
         self._keys: list[str] = []
         self.prompt_seconds = self.seconds = 0.0
 
@@ -66,13 +77,32 @@ class Answer:
 
     @property
     def events(self) -> Sequence[Event]:
-        """What the job was told so far."""
+        """The reply so far."""
         return self._count.events
 
     @property
     def cost(self) -> Usage:
-        count = self._count
-        return Usage(len(self._ids), count.cached, count.drawn, min(count.reasoning, count.drawn))
+        count, first = self._count, self._first
+        if first is not None:
+            return Usage(first.prompt, first.cached, count.drawn, first.reasoning + count.reasoning)
+        return Usage(len(self._ids), count.cached, count.drawn, count.reasoning)
+
+    @property
+    def own_cost(self) -> Usage:
+        """Of this try alone."""
+        count, before = self._count, self._first.generated if self._first else 0
+        return Usage(len(self._ids), count.cached, count.drawn - before, count.reasoning)
+
+    def again(self) -> Prompt | None:
+        """The prompt of a second try, if this one made a call that cannot be read and nobody has seen it; None if all is well."""
+        stop = next((event for event in reversed(self.events) if isinstance(event, Stop)), None)
+        reply = collect(self.events)
+        bad = next((call for call in reply.calls if not call.readable), None)
+        if bad is None or self._first is not None or self._job.prompt.asked.stream:
+            return None
+        if stop is None or stop.reason != "stop" or stop.stop_string is not None:
+            return None
+        return self._prompting.after_bad_call(self._prompt, str(self._reader.sampled(1 << 30)), bad)
 
     def _read_prompt(self) -> None:
         session, total_at_start = self._session, len(self._ids) - 1
@@ -81,17 +111,18 @@ class Answer:
         def progress(done: int, total: int) -> None:
             if done == 0:
                 self._count.cached = total_at_start - total
-                self._job.tell(Started(self.cost))
+                if self._first is None:
+                    self._job.tell(Started(self.cost))
             self._job.tell(Progress(done, total))
             self._job.check()
 
         session.sync(self._ids, progress)
-        session.renew(self._equip(self._prompting.options(self._job.prompt, len(self._ids))))
+        session.renew(self._equip(self._prompting.options(self._prompt, len(self._ids))))
 
     def _generate(self) -> None:
         """Until the reply has ended; what ended it is in the last event."""
         while not self._reader.done:
-            budget = self._job.prompt.max_tokens
+            budget = self._prompt.max_tokens
             left = None if budget is None else max(budget - self._count.drawn, 0)
             if not self._steps(left):
                 continue  # something was mended
@@ -148,9 +179,7 @@ class Answer:
                 self._keys.append(secrets.token_hex(16))
                 event = replace(event, id=self._job.call_lead + self._keys[-1])
             told.append(event)
-        if told:
-            self._count.events += told
-            self._job.tell(Events(told))
+        self._hand_on(told)
 
     def _only_one(self, told: list[Event]) -> None:
         end = next(event.end for event in reversed([*self._count.events, *told]) if isinstance(event, CallEnd))
@@ -158,8 +187,13 @@ class Answer:
         self._reader.truncate(kept)
         self._reader.finish("stop")
         self._session.rewind(len(self._ids) + kept)
+        self._hand_on(told)
+
+    def _hand_on(self, told: list[Event]) -> None:
+        """Tell the job; what is not streamed is told when it is whole (see the worker), for there may be a second try."""
         self._count.events += told
-        self._job.tell(Events(told))
+        if told and self._job.prompt.asked.stream:
+            self._job.tell(Events(told))
 
     def _settle(self) -> None:
         """The reply has ended: a stop string is no part of the conversation."""

@@ -10,13 +10,15 @@ the model would have to open it itself, it is told not to think, since no mask c
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final
 
-from ds4py.chat import ChatFormat, ReplyStream
+from ds4py.chat import Called, ChatFormat, Message, ReplyStream
+from ds4py.chat.calls import schema_of
 from ds4py.chat.fitting import render_fitting
 from ds4py.chat.grammar import Grammar, GrammarCompiler
 from ds4py.chat.toolmode import ToolSchedule
@@ -90,6 +92,18 @@ class Prompting:
                 numbers={"n_prompt_tokens": n, "n_ctx": self.n_ctx},
             )
         return made
+
+    def after_bad_call(self, prompt: Prompt, said: str, call: Called) -> Prompt | None:
+        """The prompt of a second try after `said`, which made a call that cannot be read; None if it does not fit."""
+        tool = next((tool for tool in prompt.tools if tool["function"]["name"] == call.name), None)
+        what = "its arguments are cut off" if not call.complete else "its arguments are not a JSON object"
+        schema = f" The arguments of {call.name} have this schema: {json.dumps(schema_of(tool))}" if tool is not None else ""
+        error = Message("user", f"Error: the call of {call.name} could not be read: {what}.{schema} Write the call again.")
+        asked = replace(prompt.asked, messages=(*prompt.asked.messages, Message("assistant", said), error))
+        try:
+            return replace(self.prepare(asked), seed=prompt.seed)
+        except Refusal:
+            return None
 
     def _prepare(self, asked: Asked) -> Prompt:
         base, own = self.defaults.params, asked.sampling

@@ -14,17 +14,18 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ds4py.engine import Engine, Session, SessionOptions
 from ds4py.errors import ContextError, Ds4Error, NumericError, ResourceError, UsageError
 from ds4py.server.answering import Answer
 from ds4py.server.asked import Refusal
-from ds4py.server.jobs import Cancelled, Failed, Job
+from ds4py.server.jobs import Cancelled, Events, Failed, Job
 from ds4py.server.metrics import Metrics
 from ds4py.server.prefixes import Kept, Prefixes
-from ds4py.server.prompting import Prompting
-from ds4py.server.results import Ended
+from ds4py.server.prompting import Prompt, Prompting
+from ds4py.server.results import Ended, Usage
 from ds4py.server.trace import RequestTrace
 
 _RETRY_SECONDS = 5
@@ -148,29 +149,43 @@ class Worker:
                     self._running = None
 
     def _answer(self, job: Job) -> None:
-        kept: Kept | None = None
         begun = time.monotonic()
         try:
-            taken = self._prefixes.take(job.prompt.ids, job.prompt.text)
-            kept = taken.kept
-            if self.served.begin is not None:
-                text = str(job.prompt.text) if job.prompt.text is not None else str(job.prompt.asked.prompt)
-                self.served.begin(kept.session.state, text, len(taken.ids), job.check)
-            answer = Answer(job, taken, self.served.prompting, lambda options: self._equipped(taken.kept, options))
-            try:
-                ended = answer.run()
-            finally:
-                self._count(job, answer, kept)
+            answer, ended = self._try(job, job.prompt, None)
+            second = answer.again()
+            if second is not None:
+                self._log(f"request {job.number} {job.api}: a call could not be read; the model is asked once more")
+                answer, ended = self._try(job, second, answer.cost)
+            if not job.prompt.asked.stream:
+                job.tell(Events(answer.events))
         except Cancelled:
             self._over(job, "cancelled", f"after {time.monotonic() - begun:.1f} s")
         except Exception as error:  # whatever it is, it must not end the server
-            self._fail(job, kept, error)
+            self._fail(job, error)
         else:
             self._finish(job, ended)
+
+    def _try(self, job: Job, prompt: Prompt, first: Usage | None) -> tuple[Answer, Ended]:
+        """Answer `prompt` on the session that fits best; first: the cost of the first try, if this is the second."""
+        taken = self._prefixes.take(prompt.ids, prompt.text)
+        kept = taken.kept
+        try:
+            if self.served.begin is not None:
+                text = str(prompt.text) if prompt.text is not None else str(prompt.asked.prompt)
+                self.served.begin(kept.session.state, text, len(taken.ids), job.check)
+            equip = partial(self._equipped, kept)
+            answer = Answer(job, prompt, taken, self.served.prompting, equip, first)
+            try:
+                return answer, answer.run()
+            finally:
+                self._count(job, answer, kept)
+        except Exception as error:
+            if not isinstance(error, Ds4Error | Cancelled):
+                self._prefixes.drop(kept)
+            raise
         finally:
-            if kept is not None:
-                self.served.learn(kept.session)
-                self._prefixes.give_back(kept)
+            self.served.learn(kept.session)
+            self._prefixes.give_back(kept)
 
     def _equipped(self, kept: Kept, options: SessionOptions) -> SessionOptions:
         """`options` with the session's own drafter, or with a new one where drafts decide the text: it may not depend on what
@@ -197,10 +212,8 @@ class Worker:
         job.state = "done"
         job.tell(ended)
 
-    def _fail(self, job: Job, kept: Kept | None, error: Exception) -> None:
+    def _fail(self, job: Job, error: Exception) -> None:
         refusal = refusal_of(error)
-        if kept is not None and not isinstance(error, Ds4Error):
-            self._prefixes.drop(kept)
         if not isinstance(error, Ds4Error | Refusal):
             self._log("".join(traceback.format_exception(error)).rstrip())
         self._over(job, "failed", str(refusal))
@@ -216,7 +229,7 @@ class Worker:
     def _count(self, job: Job, answer: Answer, kept: Kept) -> None:
         if self._trace is not None:
             self._trace.replied(job.number, answer.events)
-        self.metrics.answered(answer.cost, kept.session.stats, answer.prompt_seconds, answer.seconds)
+        self.metrics.answered(answer.own_cost, kept.session.stats, answer.prompt_seconds, answer.seconds)
 
 
 def refusal_of(error: Exception) -> Refusal:

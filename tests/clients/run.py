@@ -56,14 +56,14 @@ def _failures(name: str) -> int:
         return 0
     failures = 0
     for how, equip in (("plain", plain), ("drafting", copying())):
-        began = time.monotonic()
+        began, outcome = time.monotonic(), "passed"
         with serving(SCRIPT, equip=equip) as server:
             try:
                 importlib.import_module(module).run(server)
             except Exception:
                 traceback.print_exc()
-                failures += 1
-            print(f"{name} {found}, {how}: {'FAILED' if failures else 'passed'} in {time.monotonic() - began:.1f} s", flush=True)
+                failures, outcome = failures + 1, "FAILED"
+            print(f"{name} {found}, {how}: {outcome} in {time.monotonic() - began:.1f} s", flush=True)
     return failures
 
 

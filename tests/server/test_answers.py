@@ -46,7 +46,11 @@ def server() -> Iterator[Scripted]:
 
 
 def chat(server: Scripted, name: str, **fields: Any) -> dict[str, Any]:
-    answer = server.ask("/v1/chat/completions", chat_body(f"#{name}#", **fields))
+    return chat_of(server, f"#{name}#", **fields)
+
+
+def chat_of(server: Scripted, text: str, **fields: Any) -> dict[str, Any]:
+    answer = server.ask("/v1/chat/completions", chat_body(text, **fields))
     assert answer.status == 200, answer.body
     found: dict[str, Any] = answer.json["choices"][0] | {"usage": answer.json["usage"]}
     return found
@@ -111,12 +115,31 @@ def test_an_answer_that_ends_while_thinking_goes_on(server: Scripted) -> None:
     assert cut["finish_reason"] == "length"
 
 
-def test_a_call_that_a_limit_cuts_is_not_completed(server: Scripted) -> None:
-    choice = chat(server, "cut", tools=TOOLS)
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["arguments"] == '{"a": "x}'  # as it was written: an error that the model can be told of
+def test_a_call_that_cannot_be_read_is_asked_for_again_while_nobody_has_seen_it() -> None:
+    broken = reply(*THINK, *calls_of(("f", '{"a": "x'))[:4], when="user\nhi<|im_end|>\n<|im_start|>assistant\n", once=True)
+    good = reply(*calls_of(("f", '{"a": "x"}')), when="could not be read: its arguments are cut off")
+    with serving({"replies": [broken, good, SCRIPTS["cut"]]}) as server:
+        choice = chat_of(server, "hi", tools=TOOLS)
+        assert calls(choice) == [("f", {"a": "x"})] and choice["message"].get("reasoning_content") is None
+        assert choice["usage"]["completion_tokens"] == 12 + 7 and "have this schema" in server.prompts[-1]
+        assert choice["usage"]["prompt_tokens"] < len(server.prompts[-1])
+        assert sum("asked once more" in line for line in server.lines) == 1
+        for fields in ({"max_tokens": 4}, {"stop": ["zz"], "max_tokens": 4}):  # a limit cut it: nothing to repeat
+            (call,) = chat_of(server, "cut", tools=TOOLS, **fields)["message"]["tool_calls"]
+            assert call["function"]["arguments"] == '{"a": "x}'
+        assert sum("asked once more" in line for line in server.lines) == 1
+
+
+def test_a_call_that_cannot_be_read_goes_out_as_it_was_written(server: Scripted) -> None:
+    """The second try is as bad, or the reply is streamed: an error that the client can tell the model of."""
+    (call,) = chat(server, "cut", tools=TOOLS)["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"a": "x}'
     blocks = server.ask("/v1/messages", chat_body("#cut#", tools=[{"name": "f"}])).json["content"]
     assert blocks[0]["input"] == {"_invalid_arguments": '{"a": "x}'}
+    events = events_of(server.ask("/v1/chat/completions", chat_body("#cut#", tools=TOOLS, stream=True)).body)
+    deltas = [data["choices"][0]["delta"] for _, data in events[:-1]]
+    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(pieces) == '{"a": "x}'
 
 
 def test_broken_characters_and_limits(server: Scripted) -> None:
@@ -149,7 +172,8 @@ def test_broken_logits_end_one_request(server: Scripted) -> None:
     assert named[-1][0] == "error" and named[-1][1]["error"]["type"] == "api_error"
     failed = events_of(server.ask("/v1/responses", {"input": "#fail#", "stream": True}).body)
     assert failed[-1][0] == "response.failed"
-    assert chat(server, "hello")["message"]["content"] == "Hello" and server.running == 0
+    assert chat(server, "hello")["message"]["content"] == "Hello"
+    server.until(lambda: server.running == 0)
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
