@@ -55,6 +55,8 @@ class Listening:
     def __init__(self, tiny: Tiny, draft: TinyDraft, kernels: Kernels, n_ctx: int = 256, **settings: Any) -> None:
         self.tiny, self.draft = tiny, draft
         self._hf = deepcopy(tiny.hf).double()
+        if hasattr(self._hf.config, "num_experts"):  # torch's grouped product knows no float64
+            self._hf.config._experts_implementation = "eager"
         kv_dtype = "float32" if kernels.name.startswith("reference") else "float16"
         g = open_gguf(tiny.path)
         self.engine = Engine(load_model(g, kernels, kv_dtype), kernels, n_ctx, g)

@@ -22,7 +22,7 @@ TABLE = [
     (["--top-p", "7"], 2, "ds4: --top-p must be a number from 0 to 1, not '7'\n", True),
     (["-p", "a", "--perplexity-file", "b"], 2, "ds4: --prompt and --perplexity-file cannot be used together", True),
     (["--dump-tokens"], 2, "ds4: --dump-tokens needs a prompt", True),
-    (["--dspark"], 2, "ds4: --dspark is not in this build yet: it comes with the DSpark drafter\n", False),
+    (["--mtp"], 2, "ds4: --mtp is not in this build yet: it comes with the built-in MTP drafter\n", False),
     (["--rocm"], 2, "ds4: --rocm is not supported: there is no ROCm backend here", False),
     (["--server"], 2, "ds4: --server is not supported: serving is another command, ds4-server\n", False),
     (["-m", "/no/such.gguf", "-p", "x"], 1, "ds4: /no/such.gguf: no such file\n", False),

@@ -80,7 +80,8 @@ def test_an_interrupted_run_keeps_what_it_learned(ds4: Run, tmp_path: Path, monk
         check(self)
 
     monkeypatch.setattr(answering.Interrupts, "check", pressed)
-    code, _, err = ds4(f"{RUN} -lcd {tmp_path}/dynamic", "-p", TEXT)
+    run = RUN.replace("-n 24", "-n 200")  # many more passes than it takes to be asked, however much a pass commits
+    code, _, err = ds4(f"{run} -lcd {tmp_path}/dynamic", "-p", TEXT)
     assert code == 130 and "generation: " in err and sights(tmp_path / "dynamic") > 50
 
 
