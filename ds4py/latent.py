@@ -89,8 +89,8 @@ class LatentOps(Protocol):
         ...
 
     # --- rows ---
-    def put(self, x: Buf, cache: int) -> None:
-        """Store each row of x at its position of the ring `cache`."""
+    def put(self, x: Buf, cache: int, exact: bool = False) -> None:
+        """Store each row of x at its position of the ring `cache`; `exact`: a ring of float32 whatever attention caches are."""
         ...
 
     def pool(self, projected: int, pool: int, how: Pooling) -> None:

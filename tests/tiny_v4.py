@@ -1,6 +1,6 @@
 """Tiny random DeepSeek V4 models: a transformers module, its weights under the names of released checkpoints, and GGUF files.
 
-Every buffer that transformers starts at 0 is random too (tables, sinks, biases, hyper-connections), the clamp bites, 16 indexer
+Every buffer that transformers starts at 0 is random too (tables, sinks, biases, hyper-connections), the clamp bites, 32 indexer
 heads leave no ties of silent heads, and 8 kept entries are far fewer than there are. Files have the names and keys of ds4.
 
     tiny = make_tiny(hca=128)                    # transformers module, weights, ratios
@@ -106,12 +106,19 @@ class TinyV4:
         return Reference(w, self.config, self.ratios, rounding, angles)
 
     def write(
-        self, path: Path, kind: GgmlType = GgmlType.F32, experts: GgmlType | None = None, draft: bool = False
+        self,
+        path: Path,
+        kind: GgmlType = GgmlType.F32,
+        experts: GgmlType | None = None,
+        down: GgmlType | None = None,
+        draft: bool = False,
     ) -> Path:
         """The model, without mtp.* tensors unless `draft`. `kind` of matrices that real files quantise, `experts` of experts
-        (default: kind)."""
+        (default: kind), `down` of their last matrices (default: as the others)."""
         own = {name: w for name, w in self.weights.items() if draft or not name.startswith("mtp.")}
-        tensors = [stored(name, array, kind, experts or kind) for name, array in gguf_arrays(own, self.config).items()]
+        tensors = []
+        for name, array in gguf_arrays(own, self.config).items():
+            tensors.append(stored(name, array, kind, (down if "_down_" in name else None) or experts or kind))
         keys = {"general.name": "tiny deepseek4", **metadata(self.config, self.ratios), **self.extra}
         write_gguf(path, {key: value for key, value in keys.items() if value is not None}, tensors)
         return path
@@ -167,7 +174,7 @@ def tiny_config(hca: int = 128, **changes: Any) -> Any:
         compress_ratios=[0, 4, 128, 4],  # 128 is a label, the number is compress_rate_hca
         compress_rate_hca=hca,
         sliding_window=16,
-        index_n_heads=16,
+        index_n_heads=32,
         index_head_dim=32,
         index_topk=8,
         hc_mult=4,

@@ -58,7 +58,7 @@ class RefLatentOps:
         return _hadamard(x.view(len(x), n_heads, -1)).flatten(1)
 
     # --- rows ---
-    def put(self, x: torch.Tensor, cache: int) -> None:
+    def put(self, x: torch.Tensor, cache: int, exact: bool = False) -> None:
         rows = x.numpy()
         for i, view, pos, _ in self._each(cache):
             view.values[0, pos % view.capacity] = rows[i]

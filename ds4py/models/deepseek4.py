@@ -76,7 +76,7 @@ class Compressor:
         )
 
     def run(self, ops: Ops, x: Buf, projected: int, pool: int) -> None:
-        ops.latent.put(ops.concat(ops.linear(x, self.kv), ops.linear(x, self.gate)), projected)
+        ops.latent.put(ops.concat(ops.linear(x, self.kv), ops.linear(x, self.gate)), projected, exact=True)
         ops.latent.pool(projected, pool, self.how)
 
 

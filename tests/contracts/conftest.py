@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from tiny_models import ARCHITECTURES, tiny_gguf
+from tiny_v4 import make_tiny as make_tiny_v4
 
-from ds4py.gguf import open_gguf
+from ds4py.gguf import GgmlType, open_gguf
 from ds4py.kernels.cpu import CpuKernels
 from ds4py.kernels.cpu.target import host_paths
 from ds4py.kernels.reference import ReferenceKernels
 from ds4py.models import LoadedModel, load_model
 from ds4py.protocols import Kernels
 
+ALL = (*ARCHITECTURES, "deepseek4")
 MAX_ROWS = 80  # above the 65 rows that the promise is tested up to; whole tiles of 16
 
 
@@ -26,7 +28,7 @@ class Backend:
 
     make: Callable[[int], Kernels]  # max_rows -> kernels
     kv_dtype: str = "float16"
-    architectures: tuple[str, ...] = ARCHITECTURES
+    architectures: tuple[str, ...] = ALL
 
 
 BACKENDS = {
@@ -41,7 +43,7 @@ BACKENDS = {
     **{
         f"cpu-{path}": Backend(
             lambda rows, path=path: CpuKernels(threads=3, max_rows=rows, path=path),  # type: ignore[misc]
-            architectures=("gemma3", "qwen3moe"),
+            architectures=("gemma3", "qwen3moe", "deepseek4"),
         )
         for path in host_paths()[1:]
     },
@@ -54,7 +56,10 @@ def tiny_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("contracts")
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     changes = {"gemma3": {"num_hidden_layers": 3, "layer_types": kinds}}
-    return {name: tiny_gguf(name, folder / f"{name}.gguf", **changes.get(name, {})) for name in ARCHITECTURES}
+    paths = {name: tiny_gguf(name, folder / f"{name}.gguf", **changes.get(name, {})) for name in ARCHITECTURES}
+    # both kinds of pools and none, groups that close a few times in 66 tokens, a table of experts in the first layer
+    flash = make_tiny_v4(hca=24, compress_ratios=[4, 128, 0], num_hidden_layers=3, hc_sinkhorn_iters=3)
+    return {**paths, "deepseek4": flash.write(folder / "deepseek4.gguf", GgmlType.Q8_0)}
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ from ds4py.drafters.opened import Target
 from ds4py.engine import Engine, FixedDepth, SessionOptions
 from ds4py.errors import FormatError, UnsupportedError
 from ds4py.gguf import GgufFile, NewTensor, open_gguf, write_gguf
+from ds4py.kernels.cpu import CpuKernels
+from ds4py.kernels.cpu.target import host_paths
 from ds4py.kernels.reference import ReferenceKernels
 from ds4py.models import LoadedModel, load_model
 from ds4py.models.deepseek4_dspark import check_pair
@@ -276,10 +278,10 @@ def crafted(tiny: TinyV4, path: Path, text: Sequence[int], lengths: Sequence[int
 def test_every_accepted_length_at_every_alignment_leaves_plain_decoding(pair: Pair, folder: Path) -> None:
     """Crafted heads make drafts of five right for 0..5 tokens, at every alignment to groups of 4 and over the ends of groups of
     24 and of the window. Texts, logits and caches are those of plain decoding, greedy and sampled."""
-    tiny = make_tiny(hca=24, compress_ratios=[4, 128], num_hidden_layers=2, hc_sinkhorn_iters=2)
+    tiny = make_tiny(hca=24, compress_ratios=[4, 128], num_hidden_layers=2)
     g = open_gguf(tiny.write(folder / "short.gguf"))
-    kernels = ReferenceKernels(row_by_row=True, max_rows=8)
-    model = load_model(g, kernels, "float32")
+    kernels = CpuKernels(2, 8)
+    model = load_model(g, kernels)
     engine = Engine(model, kernels, n_ctx=200)
     met: set[tuple[int, int]] = set()
     over, n_accepted = 0, 0
@@ -309,6 +311,24 @@ def test_every_accepted_length_at_every_alignment_leaves_plain_decoding(pair: Pa
         for a, b in zip(remembered(session.state), remembered(plain.state), strict=True):  # type: ignore[arg-type]
             assert_array_equal(a, b)
     assert every <= met and over > 10 and n_accepted > 100
+
+
+@pytest.mark.parametrize("hardware", host_paths())
+def test_compiled_kernels_draft_the_same(pair: Pair, tapped: Any, hardware: str) -> None:
+    """float16 caches and int8 Markov products move logits a little, and at times an 8-bit code, which shows more."""
+    kernels = CpuKernels(2, 24, hardware)
+    other = replace(pair, model=load_model(pair.target, kernels))
+    taps, gaps, same, n_drafts = tapped(IDS), [], 0, 0
+    for n in (1, 10, 16, 17, 33, 60, 100, 130):
+        drafter = other.drafter()
+        feed(drafter, IDS, taps, 0, n)
+        found, want = proposed(drafter, IDS[n]), right(pair, taps, 0, n, IDS[n])
+        gaps.append(np.abs(found.logits[0] - want.logits[0].numpy()).max())
+        assert abs(found.confidence[0] - want.confidence[0]) < 0.02
+        same += found.drafts == want.drafts
+        n_drafts += 1
+    assert max(gaps) < 0.1 and np.median(gaps) < 0.02
+    assert same >= n_drafts - 1
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
-from ds4py.kernels.cpu import iq2, matmul
+from ds4py.kernels.cpu import iq2, latent_attention, matmul
 from ds4py.kernels.cpu.compile import Builder, Library
 from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
 from ds4py.kernels.cpu.experts import CpuExperts, ExpertRecorder
+from ds4py.kernels.cpu.latent import LatentRecorder
 from ds4py.kernels.cpu.packed import Packed
 from ds4py.kernels.cpu.recorder import Buffer, Pool, Program
 from ds4py.kernels.cpu.target import Target, target_for
@@ -57,9 +58,10 @@ class CpuKernels:
         self._ropes: list[Rope] = []
         self._rope_tables: list[F32] = []
         self._rope_cells = np.zeros(64, np.int64)
-        self._cells = np.zeros((6, max_rows), np.int64)  # tokens, positions, session tables, picked rows, first and last seen
+        # tokens, positions, session tables, picked rows, first and last seen, first of the row's span
+        self._cells = np.zeros((7, max_rows), np.int64)
         cells = [int(row.ctypes.data) for row in self._cells]
-        self.tokens_at, self.pos_at, self.tables_at, self.picked_at, self.first_at, self.last_at = cells
+        self.tokens_at, self.pos_at, self.tables_at, self.picked_at, self.first_at, self.last_at, start_at = cells
         self._given: dict[int, F32] = {}  # width -> [max_rows, width]
         self._iq2_tables = iq2.tables()
         self.iq2_tables = int(self._iq2_tables.ctypes.data)
@@ -67,6 +69,13 @@ class CpuKernels:
         self._scratch = np.zeros(0, np.float32)
         self._scratch_cells = np.zeros(2, np.int64)  # address, bytes per thread
         self.scratch_cell = int(self._scratch_cells.ctypes.data)
+        self._shared = np.zeros(0, np.float32)
+        self._shared_cells = np.zeros(2, np.int64)  # scores that threads make together: address, bytes of a row
+        self.shared_cell = int(self._shared_cells.ctypes.data)
+        # what latent_attention.attend reads of a call: with each row's own position as its first and last, or its span's
+        both = [[self.pos_at, self.pos_at], [start_at, self.last_at]]
+        self._spans = np.array([[self.pos_at, self.tables_at, self.scratch_cell, self.first_at, *ends] for ends in both])
+        self.causal_cells, self.block_cells = (int(row.ctypes.data) for row in self._spans)
 
     # --- protocols.Kernels ---
     def weight(self, tensor: Tensor) -> CpuWeight:
@@ -94,11 +103,13 @@ class CpuKernels:
         self._cells[4, : rows.n] = 0 if rows.first is None else rows.first
         last = np.searchsorted(rows.span_of, np.arange(len(rows.states)), side="right") - 1
         self._cells[5, : rows.n] = rows.pos[last][rows.span_of]
+        first = np.searchsorted(rows.span_of, np.arange(len(rows.states)))
+        self._cells[6, : rows.n] = rows.pos[np.minimum(first, rows.n - 1)][rows.span_of]
         if rows.given is not None:
             self.given_at(rows.given.shape[1])
             self._given[rows.given.shape[1]][: rows.n] = rows.given
         self._grow_tables(program, int(rows.pos.max()))
-        self._grow_scratch(max((cache.capacity for state in rows.states for cache in state.caches), default=0))
+        self._grow_scratch(rows)
         self.executor.run(program.ops)
         spans = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1))
         return Out(program.logits, spans.tolist(), program.taps)
@@ -174,6 +185,7 @@ class CpuKernels:
         shape = (key, n, n_logits, taps)
         if shape not in self._programs:
             recorder = ExpertRecorder(self, self._pools.setdefault(key, Pool()), n, n_logits, taps)
+            recorder.latent = LatentRecorder(recorder)
             self._programs[shape] = recorder.finish(graph(cast(Ops, recorder)))
         return self._programs[shape]
 
@@ -189,9 +201,19 @@ class CpuKernels:
             self._rope_tables[i] = np.concatenate([self._rope_tables[i], rows.astype(np.float32)])
             self._rope_cells[i] = self._rope_tables[i].ctypes.data
 
-    def _grow_scratch(self, capacity: int) -> None:
-        """Scores of one head over a whole cache (and the ragged tiles at its ends), per thread."""
+    def _grow_scratch(self, rows: Rows) -> None:
+        """Per thread the scores of one head over a whole cache (and the ragged tiles at its ends), or of some heads over a ring
+        and a pool; and, for all threads, the scores of each row over a pool."""
+        caches = [cache for state in rows.states for cache in state.caches]
+        capacity = max((cache.capacity for cache in caches), default=0)
         per_thread = -(-(capacity + 48) // 16) * 16
+        pools = [cache.capacity for cache in caches if not cache.keys.size and not cache.window]
+        if any(not cache.keys.size for cache in caches):
+            rings = max((cache.capacity for cache in caches if cache.window), default=0)
+            per_thread = max(per_thread, -(-(rings + max(pools, default=0) + 48) // 16) * 16 * latent_attention.WORDS)
         if self._scratch_cells[1] < per_thread * 4:
             self._scratch = np.zeros(per_thread * self.executor.n_threads, np.float32)
             self._scratch_cells[:] = self._scratch.ctypes.data, per_thread * 4
+        if pools and self._shared_cells[1] < max(pools) * 4:
+            self._shared = np.zeros(self.max_rows * max(pools), np.float32)
+            self._shared_cells[:] = self._shared.ctypes.data, max(pools) * 4

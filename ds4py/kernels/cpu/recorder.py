@@ -30,6 +30,7 @@ from ds4py.protocols import F32, Rope
 
 if TYPE_CHECKING:
     from ds4py.kernels.cpu.backend import CpuKernels
+    from ds4py.kernels.cpu.latent import LatentRecorder
 
 PANEL_BYTES = 96 << 10  # weights walked through all chunks of rows before the next panel: about a quarter of an L2 cache
 
@@ -118,6 +119,8 @@ class Product:
 class Recorder:
     """protocols.Ops for the CPU: appends records instead of computing."""
 
+    latent: LatentRecorder  # of the same program; the backend sets it
+
     def __init__(self, backend: CpuKernels, pool: Pool, n_rows: int, n_logits: int, taps: tuple[int, ...]):
         self.backend, self.n_rows, self.n_logits, self.wanted = backend, n_rows, n_logits, taps
         self.memory = Memory(pool)
@@ -183,20 +186,23 @@ class Recorder:
             out.split = "row"
         return out
 
-    def rope(self, x: Buffer, rope: Rope, n_heads: int) -> Buffer:
+    def rope(self, x: Buffer, rope: Rope, n_heads: int, inverse: bool = False) -> Buffer:
         out = self._new(x.width, "row", x.n_rows)
         table = self.backend.rope_table(rope)
         self.ropes.add(table)
-        at = self.backend.kernel(f"rope_{int(rope.interleaved)}", lambda t: rowwise.rope(t, rope.interleaved))
+        name = f"rope_{int(rope.interleaved)}{int(inverse)}"
+        at = self.backend.kernel(name, lambda t: rowwise.rope(t, rope.interleaved, inverse))
+        width = x.width // n_heads
         args = [
             x.address,
             out.address,
-            x.width // n_heads,
+            width,
             n_heads,
             x.n_rows,
             self.backend.pos_at,
             self.backend.rope_cell(table),
             len(rope.inv_freq),
+            width - 2 * len(rope.inv_freq) if rope.tail else 0,
         ]
         self._op(at, args, "row", [x], [out])
         return out
@@ -275,6 +281,9 @@ class Recorder:
         # a thread's share of the picked rows is no share of x's rows: they are read after a barrier
         self._op(at, [x.address, out.address, x.width, self.n_logits, self.backend.picked_at], "own", [x], [out])
         return out
+
+    def wants(self, layer: int) -> bool:
+        return layer in self.wanted
 
     def tap(self, layer: int, x: Buffer) -> None:
         if layer in self.wanted:

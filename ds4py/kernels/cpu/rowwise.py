@@ -146,25 +146,28 @@ def _in_tiles(f: Fn, out: Val, n_rows: Val) -> Write:
     return write
 
 
-def rope(t: Target, interleaved: bool) -> Builder:
-    """args: [2] x [3] out [4] head width [5] heads [6] n_rows [7] pos i64[n_rows] [8] cell: address of the table [9] n_rot / 2.
+def rope(t: Target, interleaved: bool, inverse: bool) -> Builder:
+    """args: [2] x [3] out [4] head width [5] heads [6] n_rows [7] pos i64[n_rows] [8] cell: address of the table [9] n_rot / 2
+    [10] first dimension that turns.
 
     Table row p: n_rot/2 cosines, then n_rot/2 sines, f32. The rest of each head is copied. Split by rows.
     """
 
     def build(module: ir.Module, name: str) -> None:
-        f, (x, out, width, n_heads, n_rows, pos, cell, half), tid, nt = _op(module, name, 8)
+        f, (x, out, width, n_heads, n_rows, pos, cell, half, skip), tid, nt = _op(module, name, 9)
         table = f.load(cell, I64, 8)
         body = f.i64(0) if interleaved else half / t.lanes * t.lanes
         with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r:
             cos = table + f.load(pos + r * 8, I64, 8) * half * 8
             sin = cos + half * 4
             with f.loop(0, n_heads) as h:
-                at = (r * n_heads + h) * width * 4
+                head = (r * n_heads + h) * width * 4
+                at = head + skip * 4
 
                 def rotate(i: Val, lanes: int, first: Val, second: Val) -> None:
                     a, b = load_floats(f, x + first, lanes), load_floats(f, x + second, lanes)  # noqa: B023
                     c, s = load_floats(f, cos + i * 4, lanes), load_floats(f, sin + i * 4, lanes)  # noqa: B023
+                    s = s * -1.0 if inverse else s
                     f.store(out + first, a * c - b * s, 4)
                     f.store(out + second, a * s + b * c, 4)
 
@@ -173,8 +176,9 @@ def rope(t: Target, interleaved: bool) -> Builder:
                         rotate(i, t.lanes, at + i * 4, at + (i + half) * 4)
                 with f.loop(body, half) as i:
                     rotate(i, 1, at + (i * 8 if interleaved else i * 4), at + (i * 8 + 4 if interleaved else (i + half) * 4))
-                with f.loop(half * 2, width) as i:
-                    f.store(out + at + i * 4, load_floats(f, x + at + i * 4, 1), 4)
+                for lo, hi in ((f.i64(0), skip), (skip + half * 2, width)):
+                    with f.loop(lo, hi) as i:
+                        f.store(out + head + i * 4, load_floats(f, x + head + i * 4, 1), 4)
         f.ret()
 
     return build
