@@ -1,0 +1,76 @@
+"""DeepSeek V4 through the command, on tiny files with the mix of real ones: it answers, drafts with its support file without
+changing a letter where none may change, and says what it cannot do. Accepted drafts of every length: tests/drafters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deepseek4_reference import spark_weights
+from tiny_v4 import make_tiny, spark_keys, write_support
+
+from ds4py.cli.chat import main
+from ds4py.gguf import GgmlType
+
+RUN = "--raw -n 60 -c 200 -t 2 --ignore-eos"
+TEXT = "the quick brown fox"
+Ds4 = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made, tiny = tmp_path_factory.mktemp("flash"), make_tiny(hca=32)
+    tiny.write(made / "flash.gguf", GgmlType.Q8_0)
+    stages = spark_weights(tiny.config, 32, 3)
+    keys = spark_keys([1, 2, 3], 32, 319)
+    write_support(made / "support.gguf", stages, tiny.config, keys, GgmlType.Q8_0)
+    write_support(made / "vision.gguf", stages, tiny.config, {**keys, "dspark.checkpoint_variant": "vision-exp"}, GgmlType.Q8_0)
+    tiny.extra["deepseek4.checkpoint_variant"] = "0731"
+    tiny.write(made / "stated.gguf", GgmlType.Q8_0)
+    return made
+
+
+@pytest.fixture
+def ds4(capsys: pytest.CaptureFixture[str], folder: Path) -> Ds4:
+    def run(options: str, model: str = "flash.gguf") -> tuple[int, str, str]:
+        filled = options.format(support=folder / "support.gguf", vision=folder / "vision.gguf")
+        code = main(["-m", str(folder / model), *RUN.split(), "-p", TEXT, *filled.split()])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def drafted(err: str) -> int:
+    found = re.search(r"draft acceptance = .* accepted / *(\d+) generated", err)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize("sampling", ["--temp 0", "--temp 1 --seed 7 --mtp-exact-sampling", "--temp 0 --backend reference -n 12"])
+def test_drafting_changes_no_letter(ds4: Ds4, sampling: str) -> None:
+    plain = ds4(sampling)
+    spark = ds4(f"{sampling} --dspark --mtp-model {{support}} --dspark-confidence 0 --spec-depth fixed")
+    assert plain[0] == spark[0] == 0 and len(plain[1]) > 10
+    assert spark[1] == plain[1]
+    assert drafted(spark[2]) > 20 and "draft-dspark with support.gguf, up to 5 tokens ahead" in spark[2]
+
+
+def test_strict_loads_and_drafts_nothing(ds4: Ds4) -> None:
+    plain, strict = ds4("--temp 0"), ds4("--temp 0 --dspark-strict --mtp-model {support}")
+    assert strict[:2] == plain[:2] and drafted(strict[2]) == 0
+    assert "off, because of --dspark-strict; draft-dspark with support.gguf" in strict[2]
+
+
+def test_ds4_s_schedule_runs_where_drafts_may_decide(ds4: Ds4) -> None:
+    hot, cold = (ds4(f"--temp {t} --seed 3 --dspark --mtp-model {{support}}") for t in (1, 0))
+    assert hot[0] == cold[0] == 0
+    assert "ds4's schedule, opportunistic" in hot[2] and "depth by cost, greedy" in cold[2]
+
+
+def test_files_that_do_not_belong_together_are_refused(ds4: Ds4, folder: Path) -> None:
+    code, out, err = ds4("--temp 0 --dspark --mtp-model {vision}", "stated.gguf")
+    assert code == 1 and not out and "made for the checkpoint vision-exp, but stated.gguf is of 0731" in err
+    code, out, err = ds4("--temp 0", "support.gguf")
+    assert code == 1 and not out and "a DSpark support file for DeepSeek V4 Flash, not a model" in err
