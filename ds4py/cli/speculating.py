@@ -211,12 +211,19 @@ def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: Gguf
     drafters = open_drafters(config, target_of(engine, g), lambda sentence: log.say(f"ds4: {sentence}"))
     if _switched_off(values):
         drafters = replace(drafters, line=f"speculation: off, because {_off_by(values)}")
-    elif values.flag("dspark_strict"):
-        loaded = f"speculation: off, because of --dspark-strict; {drafters.line.removeprefix('speculation: ')} was loaded"
+    elif (off := _loaded_only(values, drafters)) is not None:
+        loaded = f"speculation: off, because of {off}; {drafters.line.removeprefix('speculation: ')} was loaded"
         drafters = replace(drafters, types=(), makers=(), line=loaded)
     rates = _synthetic(values, drafters.n_max)
     trace = Trace.open(values.text("spec_trace")) if values.has("spec_trace") else None
     return Speculation(drafters, rates, trace, values.flag("mtp_timing"), _learned(config, engine) if not rates else None)
+
+
+def _loaded_only(values: Values, drafters: Drafters) -> str | None:
+    """The option that loads drafters and lets none draft: ds4's --quality does so for DeepSeek's."""
+    if values.flag("dspark_strict"):
+        return "--dspark-strict"
+    return "--quality" if values.was_given("--quality") and drafters.counted == "ds4" else None
 
 
 def _learned(config: SpecConfig, engine: Engine) -> Learned | None:

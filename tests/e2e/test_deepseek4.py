@@ -57,10 +57,13 @@ def test_drafting_changes_no_letter(ds4: Ds4, sampling: str) -> None:
     assert drafted(spark[2]) > 20 and "draft-dspark with support.gguf, up to 5 tokens ahead" in spark[2]
 
 
-def test_strict_loads_and_drafts_nothing(ds4: Ds4) -> None:
-    plain, strict = ds4("--temp 0"), ds4("--temp 0 --dspark-strict --mtp-model {support}")
+@pytest.mark.parametrize("option", ["--dspark-strict", "--dspark --quality"])
+def test_strict_and_quality_load_and_draft_nothing(ds4: Ds4, option: str) -> None:
+    """Also above temperature 0, where drafts could decide."""
+    sampling = "--temp 1 --seed 5"
+    plain, strict = ds4(sampling), ds4(f"{sampling} {option} --mtp-model {{support}}")
     assert strict[:2] == plain[:2] and drafted(strict[2]) == 0
-    assert "off, because of --dspark-strict; draft-dspark with support.gguf" in strict[2]
+    assert f"off, because of {option.split()[-1]}; draft-dspark with support.gguf" in strict[2]
 
 
 def test_ds4_s_schedule_runs_where_drafts_may_decide(ds4: Ds4) -> None:

@@ -71,6 +71,6 @@ LLAMA: tuple[Option, ...] = (
     _accepted("--log-disable", "there is no log file"),
     _accepted("--perf", "the speed line is always printed"),
     _accepted("--offline", "answering never uses the network"),
-    _accepted("--quality", "exact kernels are the only ones"),
+    _accepted("--quality", "exact kernels are the only ones; with a DeepSeek V4 draft: load it, draft nothing"),
     _accepted("--warm-weights", "weights are read when the model loads"),
 )
