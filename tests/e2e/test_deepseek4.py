@@ -4,6 +4,8 @@ changing a letter where none may change, and says what it cannot do. Accepted dr
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,3 +79,12 @@ def test_files_that_do_not_belong_together_are_refused(ds4: Ds4, folder: Path) -
     assert code == 1 and not out and "made for the checkpoint vision-exp, but stated.gguf is of 0731" in err
     code, out, err = ds4("--temp 0", "support.gguf")
     assert code == 1 and not out and "a DSpark support file for DeepSeek V4 Flash, not a model" in err
+
+
+def test_compiled_kernels_need_no_torch(folder: Path) -> None:
+    """The command runs where torch cannot be imported at all."""
+    code = "import sys; sys.modules['torch'] = None\nfrom ds4py.cli.chat import main\nsys.exit(main(sys.argv[1:]))"
+    spark = ["--dspark", "--mtp-model", str(folder / "support.gguf"), "--temp", "0"]
+    argv = [sys.executable, "-c", code, "-m", str(folder / "flash.gguf"), *RUN.split(), "-p", TEXT, *spark]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and len(done.stdout) > 10 and "backend=cpu-" in done.stderr, done.stderr
