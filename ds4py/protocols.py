@@ -95,6 +95,11 @@ class StateView(Timeline, Protocol):
         """Size of the caches when they are full."""
         ...
 
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """Of pools of compressed entries: their part of n_bytes, and the entries of the largest."""
+        ...
+
     def clear(self) -> None:
         """Start over at position 0, which is possible at any time."""
         ...

@@ -100,10 +100,11 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     log.rewrite("")
     info = engine.info()
     log.say(f"ds4: {g.path.name}: {g.architecture}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
-    weights, kv = g.nbytes / _GIB, info.kv_bytes / _GIB
-    log.say(f"ds4: memory: KV {kv:.2f} GiB raw + 0.00 GiB compressed, weights {weights:.2f} GiB, total {kv + weights:.2f} GiB")
+    weights, pooled, raw = g.nbytes / _GIB, info.pooled_bytes / _GIB, (info.kv_bytes - info.pooled_bytes) / _GIB
+    kv = f"KV {raw:.2f} GiB raw + {pooled:.2f} GiB compressed"
+    log.say(f"ds4: memory: {kv}, weights {weights:.2f} GiB, total {raw + pooled + weights:.2f} GiB")
     log.say(
-        f"ds4: ctx={info.n_ctx} prefill_cap={info.max_rows} raw_kv_rows={info.n_ctx} compressed_kv_rows=0 "
-        f"backend={info.kernels} threads={info.n_threads}"
+        f"ds4: ctx={info.n_ctx} prefill_cap={info.max_rows} raw_kv_rows={info.n_ctx} "
+        f"compressed_kv_rows={info.pooled_rows} backend={info.kernels} threads={info.n_threads}"
     )
     return engine

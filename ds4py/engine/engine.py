@@ -44,6 +44,8 @@ class EngineInfo:
     n_layers: int
     vocab_size: int
     kv_bytes: int  # of one session with a full context
+    pooled_bytes: int  # the part of them that pools of compressed entries take
+    pooled_rows: int  # entries of the largest pool
     max_rows: int
     prefill_tile: int
 
@@ -111,6 +113,8 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """What the memory and detail lines show. Costs address space for a moment, no memory."""
+        state = self.model.new_state(self.n_ctx, slack=self.kernels.max_rows)
+        pooled_bytes, pooled_rows = state.pooled
         return EngineInfo(
             kernels=self.kernels.name,
             n_threads=self.kernels.n_threads,
@@ -118,7 +122,9 @@ class Engine:
             n_ctx_train=self.model.n_ctx_train,
             n_layers=self.model.n_layers,
             vocab_size=self.model.vocab_size,
-            kv_bytes=self.model.new_state(self.n_ctx, slack=self.kernels.max_rows).n_bytes,
+            kv_bytes=state.n_bytes,
+            pooled_bytes=pooled_bytes,
+            pooled_rows=pooled_rows,
             max_rows=self.kernels.max_rows,
             prefill_tile=self.kernels.prefill_tile,
         )

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ds4py.errors import FormatError
 from ds4py.protocols import I64, CacheView
-from ds4py.state.caches import Cache, Parts
+from ds4py.state.caches import Cache, Parts, PoolCache
 
 Ranges = tuple[tuple[int, int], ...]  # half-open, ascending, not touching
 
@@ -88,6 +88,13 @@ class State:
             lo, _ = self._tiles.pop()
             if lo < pos:
                 self._tiles.append((lo, pos))
+
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """Of the pools, which keep an entry for a group of positions: their part of n_bytes, and the entries of the largest."""
+        pools = [cache for cache in self._caches if isinstance(cache, PoolCache)]
+        n_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in pools)
+        return n_bytes, max((self.n_ctx // cache.every for cache in pools), default=0)
 
     def retreat(self, pos: int) -> int:
         """Truncate to `pos` even below the floor, for a user who can do without what is lost: rows from the returned position on

@@ -14,7 +14,8 @@ from deepseek4_reference import spark_weights
 from tiny_v4 import make_tiny, spark_keys, write_support
 
 from ds4py.cli.chat import main
-from ds4py.gguf import GgmlType
+from ds4py.engine import Engine, EngineOptions
+from ds4py.gguf import GgmlType, open_gguf
 
 RUN = "--raw -n 60 -c 200 -t 2 --ignore-eos"
 TEXT = "the quick brown fox"
@@ -88,3 +89,11 @@ def test_compiled_kernels_need_no_torch(folder: Path) -> None:
     argv = [sys.executable, "-c", code, "-m", str(folder / "flash.gguf"), *RUN.split(), "-p", TEXT, *spark]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and len(done.stdout) > 10 and "backend=cpu-" in done.stderr, done.stderr
+
+
+def test_the_memory_line_tells_raw_from_compressed_rows(ds4: Ds4, folder: Path) -> None:
+    """It said 0.00 GiB and 0 rows compressed, whatever the pools took."""
+    err = ds4("--temp 0 -n 1 -c 400")[2]
+    assert "raw_kv_rows=400 compressed_kv_rows=100" in err  # an entry for every four positions
+    info = Engine.open(open_gguf(folder / "flash.gguf"), EngineOptions(n_ctx=400)).info()
+    assert 0 < info.pooled_bytes < info.kv_bytes and info.pooled_rows == 100
