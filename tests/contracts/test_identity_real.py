@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from identity import DEPTH, MODES, SCHEMA, SCRIPTED, Counts, Plain, Subject, run
 from tiny_drafts import KINDS, random_draft
@@ -141,3 +142,25 @@ def test_drafts_that_fit(mode: str, drafter: str, fitting: tuple[Plain, GgufFile
     plain, g = fitting
     config = SpecConfig(draft_model=PAIR / f"{drafter.removeprefix('draft-')}.gguf", n_max=DEPTH, accept="exact")
     check(run(plain, drafter, open_drafters(config, target_of(plain.subject.engine, g)), mode, "base", LEAST, 24), drafter)
+
+
+@pytest.mark.parametrize("drafter", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_drafts_turned_against_the_target(mode: str, drafter: str, fitting: tuple[Plain, GgufFile], tmp_path: Path) -> None:
+    """The same files with the last norm negated: what they took for likeliest is now the least likely, so they are wrong with
+    the confidence of having been right."""
+    plain, g = fitting
+    config = SpecConfig(draft_model=turned(drafter.removeprefix("draft-"), tmp_path), n_max=DEPTH, accept="exact")
+    counts = run(plain, drafter, open_drafters(config, target_of(plain.subject.engine, g)), mode, "base", LEAST, 6)
+    assert counts.rejected >= LEAST and counts.accepted < counts.drafted / 4, counts
+
+
+def turned(kind: str, folder: Path) -> Path:
+    """A copy of the pair's draft with the signs of `output_norm.weight` (float32) flipped."""
+    norm = open_gguf(PAIR / f"{kind}.gguf").tensors["output_norm.weight"]
+    assert norm.type.name == "F32"
+    content, raw = (PAIR / f"{kind}.gguf").read_bytes(), bytes(norm.data)
+    assert content.count(raw) == 1
+    path = folder / f"{kind}.gguf"
+    path.write_bytes(content.replace(raw, (-np.frombuffer(raw, np.float32)).tobytes()))
+    return path
