@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 D, N_FF, N_HEAD, N_KV, HEAD, N_VOCAB, N_DRAFT, RANK = 64, 96, 4, 2, 16, 320, 100, 8
-LAYOUTS = ("specforge", "angelslim", "speculators-eagle3", "z-lab", "deepspec", "speculators-dspark")
+LAYOUTS = ("specforge", "angelslim", "speculators-eagle3", "z-lab", "deepspec", "speculators-dspark", "speculators-dflash")
 _TRANSFORMER: Mapping[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": D,
@@ -108,6 +108,13 @@ def _config(layout: str) -> dict[str, Any]:
             "aux_hidden_state_layer_ids": [1, 3],
             "draft_vocab_size": N_DRAFT,
         },
+        "speculators-dflash": {
+            **speculators,
+            **mask,
+            "transformer_layer_config": layered,
+            "architectures": ["DFlashDraftModel"],
+            "aux_hidden_state_layer_ids": [1, 3],
+        },
     }[layout]
 
 
@@ -143,7 +150,7 @@ def _eagle3(rng: np.random.Generator) -> tuple[Arrays, Arrays]:
 
 def _block(rng: np.random.Generator, layout: str) -> tuple[Arrays, Arrays]:
     n = _random(rng)
-    spark, reduced = layout != "z-lab", layout == "speculators-dspark"
+    spark, reduced = layout not in ("z-lab", "speculators-dflash"), layout == "speculators-dspark"
     names = {
         "fc.weight": ("fc.weight", n(D, 2 * D)),
         "hidden_norm.weight": ("enc.output_norm.weight", n(D)),

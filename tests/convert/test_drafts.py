@@ -22,8 +22,10 @@ from ds4py.errors import Ds4Error, FormatError, UnsupportedError, UsageError
 from ds4py.gguf import GgufFile, open_gguf
 from ds4py.quants import decode
 
-TAPS = {"speculators-eagle3": [0, 1, 2], "z-lab": [1, 2], "deepspec": [1, 2], "speculators-dspark": [1, 3]}
-KINDS = {"z-lab": "draft-dflash", "deepspec": "draft-dspark", "speculators-dspark": "draft-dspark"}
+TAPS = {"speculators-eagle3": [0, 1, 2], "z-lab": [1, 2], "deepspec": [1, 2]}
+TAPS |= {"speculators-dspark": [1, 3], "speculators-dflash": [1, 3]}
+KINDS = {"z-lab": "draft-dflash", "deepspec": "draft-dspark"}
+KINDS |= {"speculators-dspark": "draft-dspark", "speculators-dflash": "draft-dflash"}
 
 
 @pytest.fixture(scope="module")
