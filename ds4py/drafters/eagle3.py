@@ -6,8 +6,8 @@ of a draft makes the last of them. From then on the block's own output stands in
 everything is garbage by definition, so whatever is accepted, the target's residuals write over them.
 
 g is kept for every position. Going back to position p takes the row before p with it (its token may be another now), and without
-g it could not be made again short of evaluating the target once more; llama.cpp keeps only the last batch's. That costs a few per
-cent of what the target's own caches do.
+g it could not be made again short of evaluating the target once more; llama.cpp keeps only the last batch's. By arithmetic that
+is 4 D bytes beside the 4 L G d of the target's own caches: 7 % for a model of 4 billion parameters, 11 % for 8.
 
 Like every context it may lack its beginning (a forked session): rows below `first` are never looked at, and a draft starts as
 soon as one position was seen.

@@ -12,7 +12,8 @@ The offset's term is taken off in float: both integers are below 2^24 (32 inputs
 
 Activations lie in tiles of 16 rows (packed.py), in the order in which they are read; rows that fill up a step are multiplied and
 dropped. Rejected: rows as matmul.py has them (one to four streams per row; 8 % slower, more where strides meet in one L1 set); a
-bf16 path with its own rounding (it needs a record of the positions that it made, and int8 is as fast even on matrix units).
+bf16 path with its own rounding (it needs a record of the positions that it made; whether it would be faster on matrix units
+is not measured).
 """
 
 from __future__ import annotations
