@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from identity import DEPTH, MODES, SCHEMA, SCRIPTED, Counts, Plain, Subject, run
 from tiny_drafts import KINDS, random_draft
-from tiny_models import tiny_gguf
+from tiny_models import ARCHITECTURES, tiny_gguf
 
 from ds4py.chat.grammar import GrammarCompiler
 from ds4py.cli.bench import own_text
@@ -92,7 +92,15 @@ def test_tiny_models(architecture: str, mode: str, drafter: str, tiny: Any) -> N
     check(run(plain, drafter, drafters, mode, "base", LEAST, 48), drafter)
 
 
-@pytest.mark.parametrize("drafter", ["ngram-map-k", "ngram-cache", "second-choice", "draft-dspark"])
+@pytest.mark.parametrize("drafter", KINDS)
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"llama", "gemma3"}))
+def test_drafts_that_listen_to_every_other_architecture(architecture: str, drafter: str, tiny: Any) -> None:
+    plain, g, draft = tiny(architecture)
+    drafters = open_drafters(config_of(drafter, g, draft), target_of(plain.subject.engine, g))
+    check(run(plain, drafter, drafters, "T 1.3", "base", LEAST, 48), drafter)
+
+
+@pytest.mark.parametrize("drafter", ["ngram-map-k", "ngram-cache", "second-choice", *KINDS])
 @pytest.mark.parametrize("mode", ["greedy", "T 1.3"])
 @pytest.mark.parametrize("variation", ["penalty", "grammar"])
 def test_penalties_and_grammars(variation: str, mode: str, drafter: str, tiny: Any) -> None:
@@ -116,6 +124,8 @@ def real(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         ("T 0.7", "grammar", "ngram-simple"),
         ("T 0.7", "base", "second-choice"),
         ("T 1.3", "base", "draft-dspark"),
+        ("T 1.3", "base", "draft-dflash"),
+        ("T 1.3", "base", "draft-eagle3"),
     ],
 )
 def test_a_real_model(mode: str, variation: str, drafter: str, real: tuple[Plain, GgufFile, Path]) -> None:
