@@ -13,13 +13,14 @@ import pytest
 from identity import DEPTH, MODES, SCHEMA, SCRIPTED, Counts, Plain, Subject, run
 from tiny_drafts import KINDS, random_draft
 from tiny_models import ARCHITECTURES, tiny_gguf
+from tiny_v4 import make_tiny
 
 from ds4py.chat.grammar import GrammarCompiler
 from ds4py.cli.bench import own_text
 from ds4py.drafters import ModSizes, NgramSizes, SpecConfig, open_drafters
 from ds4py.engine import Engine, EngineOptions, SessionOptions
 from ds4py.engine.speculation import target_of
-from ds4py.gguf import GgufFile, open_gguf
+from ds4py.gguf import GgmlType, GgufFile, open_gguf
 from ds4py.protocols import SamplingParams
 from ds4py.tokenizer import load_tokenizer
 
@@ -98,6 +99,17 @@ def test_drafts_that_listen_to_every_other_architecture(architecture: str, draft
     plain, g, draft = tiny(architecture)
     drafters = open_drafters(config_of(drafter, g, draft), target_of(plain.subject.engine, g))
     check(run(plain, drafter, drafters, "T 1.3", "base", LEAST, 48), drafter)
+
+
+@pytest.mark.parametrize("drafter", KINDS)
+def test_drafts_that_listen_to_deepseek_v4(drafter: str, tmp_path: Path) -> None:
+    """What they hear of a layer there is the mean of its four streams."""
+    make_tiny(hca=32).write(tmp_path / "target.gguf", GgmlType.Q8_0)
+    g = open_gguf(tmp_path / "target.gguf")
+    engine = Engine.open(g, EngineOptions(n_ctx=256, threads=1))
+    plain = Plain(Subject("deepseek4", engine, range(40, 45), [i % 200 + 10 for i in range(400)]), 100)
+    drafters = open_drafters(config_of(drafter, g, tmp_path / "none.gguf"), target_of(engine, g))
+    check(run(plain, drafter, drafters, "T 1.3", "base", LEAST, 24), drafter)
 
 
 @pytest.mark.parametrize("drafter", ["ngram-map-k", "ngram-cache", "second-choice", *KINDS])
