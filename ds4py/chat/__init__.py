@@ -1,6 +1,6 @@
 """Conversations as text: messages to prompts, ids to events. No tensors, and Jinja only when a template is used."""
 
-from ds4py.chat.events import CallArguments, Called, CallEnd, CallStart, Event, Reasoning, Reply, Stop, Text, collect
+from ds4py.chat.events import CallArguments, Called, CallEnd, CallStart, Event, Reasoning, Reply, Stop, Text, collect, joined
 from ds4py.chat.formats import ChatFormat, TemplateFormat, ThinkTags, open_format
 from ds4py.chat.messages import Message, ToolCall
 from ds4py.chat.stream import ReplyStream
@@ -24,5 +24,6 @@ __all__ = [
     "ThinkTags",
     "ToolCall",
     "collect",
+    "joined",
     "open_format",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,24 @@ class Reply:
     reasoning: str
     stop: Stop | None
     calls: tuple[Called, ...] = field(default=())
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same reply in as few events as it can be: neighbours of a kind are one."""
+    found: list[Event] = []
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
+        alike = list(group)
+        text = "".join(getattr(event, "text", "") for event in alike)
+        match alike[0]:
+            case Text():
+                found.append(Text(text))
+            case Reasoning():
+                found.append(Reasoning(text))
+            case CallArguments(index, _):
+                found.append(CallArguments(index, text))
+            case _:
+                found += alike
+    return found
 
 
 def collect(events: Iterable[Event]) -> Reply:

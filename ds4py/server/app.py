@@ -31,10 +31,11 @@ from ds4py.server.fields import read_json
 from ds4py.server.guard import Access, Guard, error_response
 from ds4py.server.jobs import Job
 from ds4py.server.models import model_card, model_list
+from ds4py.server.notices import Notices
 from ds4py.server.reading import Notice
 from ds4py.server.results import Ended, Meta, Wire
 from ds4py.server.sse import to_json
-from ds4py.server.streaming import Notices, StreamAnswer, Translator, gathered
+from ds4py.server.streaming import StreamAnswer, Translator, gathered
 from ds4py.server.worker import Worker
 
 # What a response tells again of its request (Responses).

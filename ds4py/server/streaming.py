@@ -15,9 +15,10 @@ from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from ds4py.chat import Event
+from ds4py.chat import Event, joined
 from ds4py.server.asked import Refusal
-from ds4py.server.jobs import Events, Failed, Job, Notice, Progress, Started
+from ds4py.server.jobs import Events, Failed, Job, Progress, Started
+from ds4py.server.notices import Notices
 from ds4py.server.results import Ended, Usage, Wire
 from ds4py.server.sse import comment, encode
 
@@ -37,28 +38,6 @@ class Translator(Protocol):
     def end(self, ended: Ended) -> list[Wire]: ...
 
     def fail(self, refusal: Refusal) -> list[Wire]: ...
-
-
-class Notices:
-    """A job's notices in the event loop; `tell` may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Notice | None] = asyncio.Queue()
-
-    def tell(self, notice: Notice) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, notice)
-        except RuntimeError:  # the loop is closed: nobody listens any more
-            return
-
-    def gone(self) -> None:
-        """The client has gone away."""
-        self._queue.put_nowait(None)
-
-    async def next(self, seconds: float) -> Notice | None:
-        """The next notice, None if the client has gone. TimeoutError after `seconds`."""
-        return await asyncio.wait_for(self._queue.get(), seconds)
 
 
 async def watch(receive: Receive, notices: Notices) -> None:
@@ -99,7 +78,7 @@ class StreamAnswer:
             await self._send(send, self._alive() + b"".join(map(encode, self._translator.begin())))
             while not await self._step(send):
                 pass
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send(send, b"", more=False)
         except TimeoutError:
             pass  # a client that does not read: the connection ends with the job
         finally:
@@ -108,34 +87,41 @@ class StreamAnswer:
                 self._cancel(self._job)
 
     async def _step(self, send: Send) -> bool:
-        """Wait for one notice and send what it means; True if it was the last."""
-        wires: list[Wire] = []
-        last = False
+        """Wait for notices and send what they mean; True if the last was among them."""
         due = min(_SHOWN, self._seconds) if self._read is not None and self._keepalive is None else self._seconds
         try:
-            notice = await self._notices.next(max(self._last + due - time.monotonic(), 0.01))
+            notices = await self._notices.next(max(self._last + due - time.monotonic(), 0.01))
         except TimeoutError:
             await self._send(send, self._alive())
             return False
-        match notice:
-            case None:
-                return True
-            case Started(usage):
-                wires = self._translator.started(usage)
-            case Progress():
-                self._read = notice if notice.done < notice.total else None
-                if time.monotonic() - self._last < due:
-                    return False
-                await self._send(send, self._alive())
-            case Events(events):
-                self._read = None
-                wires = [wire for event in events for wire in self._translator.feed(event)]
-            case Ended():
-                wires, last = self._translator.end(notice), True
-            case Failed(refusal):
-                wires, last = self._translator.fail(refusal), True
-        await self._send(send, b"".join(map(encode, wires)))
+        wires: list[Wire] = []
+        parts: list[Event] = []
+        last = False
+        for notice in notices:
+            match notice:
+                case None:
+                    return True
+                case Started(usage):
+                    wires += self._translator.started(usage)
+                case Progress():
+                    self._read = notice if notice.done < notice.total else None
+                case Events(events):
+                    self._read = None
+                    parts += events
+                case Ended() | Failed():
+                    wires += self._fed(parts)
+                    parts, last = [], True
+                    wires += self._translator.end(notice) if isinstance(notice, Ended) else self._translator.fail(notice.refusal)
+        wires += self._fed(parts)
+        if wires:
+            await self._send(send, b"".join(map(encode, wires)))
+        elif time.monotonic() - self._last >= due:
+            await self._send(send, self._alive())
         return last
+
+    def _fed(self, parts: Sequence[Event]) -> list[Wire]:
+        """Parts of the reply as events of the API, as few as they can be."""
+        return [wire for event in joined(parts) for wire in self._translator.feed(event)]
 
     def _alive(self) -> bytes:
         if self._keepalive is not None:
@@ -143,10 +129,10 @@ class StreamAnswer:
         read = self._read
         return comment(f"prefill {read.done}/{read.total}" if read is not None else "waiting")
 
-    async def _send(self, send: Send, data: bytes) -> None:
-        if data:
-            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), _STALLED)
-            self._last = time.monotonic()
+    async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
+        async with asyncio.timeout(_STALLED):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._last = time.monotonic()
 
 
 async def gathered(
@@ -157,15 +143,16 @@ async def gathered(
     found: list[Event] = []
     try:
         while True:
-            match await notices.next(24 * 3600.0):
-                case None:
-                    return None
-                case Events(events):
-                    found += events
-                case Ended() as ended:
-                    return found, ended
-                case Failed(refusal):
-                    raise refusal
+            for notice in await notices.next(24 * 3600.0):
+                match notice:
+                    case None:
+                        return None
+                    case Events(events):
+                        found += events
+                    case Ended() as ended:
+                        return found, ended
+                    case Failed(refusal):
+                        raise refusal
     finally:
         watching.cancel()
         if job.state in ("queued", "running"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Reasoning, Stop, Text
+from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Reasoning, Stop, Text, joined
 from ds4py.server import chat_completions, completions, messages, responses
 from ds4py.server.asked import Refusal
 from ds4py.server.results import Ended, Meta, Usage, Wire
@@ -88,6 +88,7 @@ def test_how_text_is_cut_never_shows(data: st.DataObject) -> None:
     for name, api in APIS.items():
         once, again = (getattr(api_accumulate, name)(wires_of(api, part)) for part in (events, cut))
         assert once == again and api.whole(META, events, ENDED) == api.whole(META, cut, ENDED)
+        assert joined(cut) == joined(events)
 
 
 def test_chat_chunks_in_order() -> None:
