@@ -28,13 +28,27 @@ def chat(wires: Sequence[Wire]) -> dict[str, Any]:
         out["content"] += delta.get("content") or ""
         out["reasoning"] += delta.get("reasoning_content") or ""
         for call in delta.get("tool_calls", ()):
+            kind, field = ("custom", "input") if "custom" in call else ("function", "arguments")
             if "id" in call:
-                assert call["index"] == len(out["calls"]) and call["type"] == "function" and call["function"]["name"]
-                out["calls"].append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
-            assert call["index"] == len(out["calls"]) - 1 and isinstance(call["function"]["arguments"], str)
-            out["calls"][-1]["arguments"] += call["function"]["arguments"]
+                assert call["index"] == len(out["calls"]) and call["type"] == kind and call[kind]["name"]
+                out["calls"].append({"id": call["id"], "name": call[kind]["name"], field: ""})
+            assert call["index"] == len(out["calls"]) - 1 and isinstance(call[kind][field], str)
+            out["calls"][-1][field] += call[kind][field]
     assert out["finish"] in ("stop", "length", "tool_calls")
     return out
+
+
+def completions(wires: Sequence[Wire]) -> dict[str, Any]:
+    """A Completions stream as the answer that does not stream."""
+    assert wires[-1].data == "[DONE]" and all(wire.event is None for wire in wires)
+    text, finish, last = "", None, wires[0].data
+    for wire in wires[:-1]:
+        last = wire.data
+        for choice in wire.data["choices"]:
+            assert finish is None and choice["index"] == 0
+            text, finish = text + choice["text"], choice["finish_reason"]
+    assert finish in ("stop", "length")
+    return {"text": text, "finish": finish, "usage": last.get("usage"), "id": last["id"]}
 
 
 def messages(wires: Sequence[Wire]) -> dict[str, Any]:
@@ -72,9 +86,10 @@ def messages(wires: Sequence[Wire]) -> dict[str, Any]:
             is_open = False
             if content[-1]["type"] == "tool_use":
                 try:
-                    content[-1]["input"] = json.loads(json_text or "{}")
+                    value = json.loads(json_text or "{}")
                 except ValueError:
-                    content[-1]["input"] = {"_invalid_arguments": json_text}
+                    value = None
+                content[-1]["input"] = value if isinstance(value, dict) else {"_invalid_arguments": json_text}
     assert not is_open
     last = wires[-2].data
     return {**message, "content": content, **last["delta"], "usage": message["usage"] | last["usage"]}
@@ -106,10 +121,10 @@ def responses(wires: Sequence[Wire]) -> dict[str, Any]:
             assert data["part"]["text"] == text
             part_open = False
         elif kind.endswith(".delta"):
-            assert part_open or items[-1]["type"] == "function_call"
+            assert part_open or items[-1]["type"] == kind.removesuffix("_arguments.delta").removesuffix("_input.delta")
             text += data["delta"]
         else:
-            assert kind.endswith(".done") and data.get("text", data.get("arguments")) == text
+            assert kind.endswith(".done") and data.get("text", data.get("arguments", data.get("input"))) == text
     final: dict[str, Any] = wires[-1].data["response"]
     assert wires[-1].event == f"response.{final['status']}" and final["output"] == items
     return final

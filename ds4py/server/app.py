@@ -32,10 +32,10 @@ from ds4py.server.guard import Access, Guard, error_response
 from ds4py.server.jobs import Job
 from ds4py.server.models import model_card, model_list
 from ds4py.server.notices import Notices
-from ds4py.server.reading import Notice
 from ds4py.server.results import Ended, Meta, Wire
 from ds4py.server.sse import to_json
 from ds4py.server.streaming import StreamAnswer, Translator, gathered
+from ds4py.server.tools import Notice
 from ds4py.server.worker import Worker
 
 # What a response tells again of its request (Responses).
@@ -115,7 +115,8 @@ class _Site:
         if ignored or asked.ignored:
             self._log(f"{api.path}: ignored {', '.join((*asked.ignored, *ignored))}")
         echo = {name: value[name] for name in (*_ECHO, *_ECHO_MORE) if value.get(name) is not None}
-        meta = Meta(secrets.token_hex(16), int(time.time()), asked.model or self._worker.served.name, asked.include_usage, echo)
+        model = asked.model or self._worker.served.name
+        meta = Meta(secrets.token_hex(16), int(time.time()), model, asked.include_usage, echo, asked.shown)
         notices = Notices()
         job = Job(prompt, notices.tell, api.name, call_lead=api.call_lead)
         self._worker.submit(job)

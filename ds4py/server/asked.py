@@ -63,6 +63,15 @@ class ToolChoice:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What a function that the model is shown stands for: a tool that is no plain function, by the name that its client knows."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False  # it takes raw text
+
+
+@dataclass(frozen=True)
 class Asked:
     """One request. Either `messages` or `prompt` (text that is continued as it is, or token ids) is given."""
 
@@ -70,6 +79,7 @@ class Asked:
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    shown: Mapping[str, Shown] = field(default_factory=dict)  # of `tools`, by name
     choice: ToolChoice = ToolChoice()
     sampling: Sampling = Sampling()
     think: bool | None = None

@@ -8,24 +8,16 @@ always strings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text, ToolCall, collect
-from ds4py.server.asked import Asked, Refusal, ToolChoice, bad
+from ds4py.server.asked import Asked, Refusal, bad
 from ds4py.server.fields import Fields
-from ds4py.server.reading import (
-    Notice,
-    budget,
-    call_of,
-    checked_choice,
-    function_tools,
-    sampling,
-    schema,
-    stops,
-    text_of,
-    thinking,
-)
+from ds4py.server.raw_input import RawInput
+from ds4py.server.reading import budget, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
+from ds4py.server.tools import Notice, call_of, custom_call_of, openai_choice, schema, tools_of
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -39,14 +31,15 @@ def parse(value: Any, notice: Notice) -> Asked:
     messages = tuple(_message(item) for item in body.objects("messages"))
     if not messages:
         raise bad("messages is missing or empty: there is nothing to answer", "messages")
-    tools = function_tools(body, notice)
-    choice = _choice(body, tools)
+    tools, shown = tools_of(body, notice)
+    choice = openai_choice(body, tools)
     think, effort = thinking(body)
     options = body.object("stream_options")
     asked = Asked(
         model=body.text("model") or "",
         messages=messages,
         tools=tools,
+        shown=shown,
         choice=choice,
         sampling=sampling(body),
         think=think,
@@ -97,26 +90,6 @@ def response_format(body: Fields) -> tuple[str, Any] | None:
     return ("gbnf", text) if text else None
 
 
-def _choice(body: Fields, tools: Sequence[Any]) -> ToolChoice:
-    value = body.any("tool_choice")
-    parallel = body.flag("parallel_tool_calls") is not False
-    if value is None or isinstance(value, str):
-        mode = value or "auto"
-        if mode not in ("auto", "none", "required"):
-            raise bad(f"tool_choice must be auto, none, required or a function, not {mode!r:.40}", "tool_choice")
-        return checked_choice(ToolChoice(mode, (), parallel), tools)
-    spoken = Fields(value, "tool_choice")
-    kind = spoken.text("type") or "function"
-    if kind == "allowed_tools":
-        allowed = spoken.object("allowed_tools") or spoken
-        names = tuple(name for tool in allowed.objects("tools") if (name := (tool.object("function") or tool).text("name")))
-        return checked_choice(ToolChoice(allowed.text("mode") or "auto", names, parallel), tools)
-    name = (spoken.object("function") or spoken).text("name")
-    if kind != "function" or not name:
-        raise bad("tool_choice as an object names a function", "tool_choice")
-    return checked_choice(ToolChoice("required", (name,), parallel), tools)
-
-
 def _message(item: Fields) -> Message:
     role = item.text("role")
     if role not in _ROLES:
@@ -134,11 +107,12 @@ def _message(item: Fields) -> Message:
 
 
 def _call(call: Fields) -> ToolCall:
+    if (custom := call.object("custom")) is not None:
+        return replace(custom_call_of(custom), id=call.text("id") or "")
     inner = call.object("function")
     if inner is None:
         raise bad(f"{call.path('function')} is missing", call.path("function"))
-    found = call_of(inner)
-    return ToolCall(found.name, found.arguments, call.text("id") or "")
+    return replace(call_of(inner), id=call.text("id") or "")
 
 
 def finish_reason(ended: Ended, n_calls: int) -> str:
@@ -164,8 +138,7 @@ def whole(meta: Meta, events: Sequence[Event], ended: Ended) -> dict[str, Any]:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:
         message["tool_calls"] = [
-            {"id": ids[i], "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for i, call in enumerate(reply.calls)
+            {"id": ids[i], **_whole_call(meta, call.name, call.arguments)} for i, call in enumerate(reply.calls)
         ]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(ended, len(reply.calls))}
     return {
@@ -179,12 +152,21 @@ def whole(meta: Meta, events: Sequence[Event], ended: Ended) -> dict[str, Any]:
     }
 
 
+def _whole_call(meta: Meta, name: str, arguments: str) -> dict[str, Any]:
+    shown = meta.shown.get(name)
+    if shown is None or not shown.custom:
+        return {"type": "function", "function": {"name": name, "arguments": arguments}}
+    raw = RawInput()
+    return {"type": "custom", "custom": {"name": shown.name, "input": raw.feed(arguments) + raw.end()}}
+
+
 class Stream:
     """Events of one reply to chunks."""
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
         self._n_calls = 0
+        self._raw: RawInput | None = None  # of the call at hand, if it is a custom tool's
 
     def begin(self) -> list[Wire]:
         return [self._chunk({"role": "assistant", "content": ""})]
@@ -201,13 +183,20 @@ class Stream:
                 return [self._chunk({"reasoning_content": text})]
             case CallStart(index, name, call_id):
                 self._n_calls += 1
-                header = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+                header = {"index": index, "id": call_id, **_whole_call(self._meta, name, "")}
+                self._raw = RawInput() if header["type"] == "custom" else None
                 return [self._chunk({"tool_calls": [header]})]
+            case CallArguments(index, text) if self._raw is not None:
+                return self._input(index, self._raw.feed(text))
             case CallArguments(index, text):
                 return [self._chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})]
-            case CallEnd():
-                return []
+            case CallEnd(index, _, _) if self._raw is not None:
+                return self._input(index, self._raw.end())
         return []
+
+    def _input(self, index: int, text: str) -> list[Wire]:
+        """A piece of a custom tool's input."""
+        return [self._chunk({"tool_calls": [{"index": index, "custom": {"input": text}}]})] if text else []
 
     def end(self, ended: Ended) -> list[Wire]:
         last = self._chunk({}, finish_reason(ended, self._n_calls))

@@ -13,8 +13,9 @@ from ds4py.chat import Event, Text, collect
 from ds4py.server.asked import Asked, Refusal, bad
 from ds4py.server.chat_completions import error, finish_reason, refuse_unsupported, response_format, usage
 from ds4py.server.fields import Fields
-from ds4py.server.reading import Notice, budget, sampling, stops
+from ds4py.server.reading import budget, sampling, stops
 from ds4py.server.results import Ended, Meta, Usage, Wire
+from ds4py.server.tools import Notice
 
 __all__ = ["Stream", "error", "parse", "whole"]
 

@@ -14,20 +14,9 @@ from typing import Any, Final
 from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text, ToolCall
 from ds4py.server.asked import Asked, Refusal, ToolChoice, bad
 from ds4py.server.fields import Fields
-from ds4py.server.reading import (
-    Notice,
-    arguments_of,
-    budget,
-    checked_choice,
-    no_media,
-    sampling,
-    schema,
-    stops,
-    text_of,
-    thinking,
-    tool_of,
-)
+from ds4py.server.reading import budget, no_media, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
+from ds4py.server.tools import Notice, arguments_of, checked_choice, schema, tool_of
 
 BILLING: Final = "x-anthropic-billing-header:"
 

@@ -1,4 +1,4 @@
-"""What the request bodies of the APIs have in common: sampling, thinking, tools, text in parts.
+"""What the request bodies of the APIs have in common: sampling, thinking, text in parts (tools.py: their tools).
 
 The rule for fields: one that would change the answer and cannot be obeyed is refused with its name; one that is harmless is
 ignored. The readers here say which is which once for all APIs.
@@ -6,13 +6,11 @@ ignored. The readers here say which is which once for all APIs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from ds4py.chat import ToolCall
-from ds4py.server.asked import Sampling, ToolChoice, bad
+from ds4py.server.asked import Sampling, bad
 from ds4py.server.fields import Fields, kind_of
-from ds4py.server.sse import to_json
 
 # Words for "do not think" among the efforts.
 _NO_EFFORT: Final = ("none", "off", "disabled")
@@ -100,58 +98,6 @@ def budget(body: Fields, *names: str) -> int | None:
     return min(found) if found else None
 
 
-Notice = Callable[[str], None]
-
-
-def function_tools(body: Fields, notice: Notice) -> tuple[Mapping[str, Any], ...]:
-    """`tools` in the nested form of Chat Completions; kinds that are no functions are left out, with a word to `notice`.
-
-    Raises Refusal for a function without a name or with a name twice."""
-    found: list[Mapping[str, Any]] = []
-    names: set[str] = set()
-    for tool in body.objects("tools"):
-        kind = tool.text("type") or "function"
-        if kind != "function":
-            notice(f"{tool.path('type')} {kind!r:.40}")
-            continue
-        inner = tool.object("function") or tool
-        name = inner.text("name")
-        if not name:
-            raise bad(f"{inner.path('name')} is missing: a function needs a name", inner.path("name"))
-        if name in names:
-            raise bad(f"two tools have the name {name!r:.64}", "tools")
-        names.add(name)
-        found.append(tool_of(name, inner.text("description"), schema(inner, "parameters")))
-    return tuple(found)
-
-
-def schema(fields: Fields, name: str) -> Mapping[str, Any] | None:
-    found = fields.any(name)
-    if found is not None and not isinstance(found, Mapping):
-        raise bad(f"{fields.path(name)} must be a JSON schema (an object), not {kind_of(found)}", fields.path(name))
-    return found
-
-
-def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A tool as templates expect it."""
-    function: dict[str, Any] = {"name": name}
-    if description is not None:
-        function["description"] = description
-    function["parameters"] = parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
-
-
-def checked_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
-    """`choice`, if the tools allow it. Raises Refusal for a choice without tools or of an unknown one."""
-    known = {tool["function"]["name"] for tool in tools}
-    for name in choice.names:
-        if name not in known:
-            raise bad(f"tool_choice asks for {name!r:.64}, which is not among the tools", "tool_choice")
-    if choice.mode == "required" and not tools:
-        raise bad("tool_choice asks for a call, but there are no function tools", "tool_choice")
-    return choice
-
-
 def text_of(fields: Fields, name: str, kinds: Sequence[str] = ("text", "input_text", "output_text", "refusal")) -> str:
     """Text that may come as a string, as null, or in parts; parts are joined as they are. Raises Refusal for other parts."""
     value = fields.any(name)
@@ -171,19 +117,3 @@ def text_of(fields: Fields, name: str, kinds: Sequence[str] = ("text", "input_te
 
 def no_media(kind: str, where: str) -> Exception:
     return bad(f"{where} is of the kind {kind!r:.40}, but this server reads text only", where)
-
-
-def arguments_of(fields: Fields, name: str) -> str:
-    """A call's arguments in a history as JSON text: a string as it is, an object written out."""
-    value = fields.any(name)
-    if value is None or isinstance(value, str):
-        return value or ""
-    return to_json(value).decode()
-
-
-def call_of(fields: Fields, id_name: str = "id") -> ToolCall:
-    """A call in a history: an object with name and arguments."""
-    name = fields.text("name")
-    if not name:
-        raise bad(f"{fields.path('name')} is missing: a call needs the function's name", fields.path("name"))
-    return ToolCall(name, arguments_of(fields, "arguments"), fields.text(id_name) or "")

@@ -7,27 +7,18 @@ is stored: a conversation is replayed by its client, and a request that points t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text
-from ds4py.server.asked import Asked, Refusal, ToolChoice, bad
+from ds4py.server.asked import Asked, Refusal, Shown, bad
 from ds4py.server.chat_completions import error
 from ds4py.server.fields import Fields
-from ds4py.server.reading import (
-    Notice,
-    budget,
-    call_of,
-    checked_choice,
-    function_tools,
-    sampling,
-    schema,
-    stops,
-    text_of,
-    thinking,
-)
+from ds4py.server.raw_input import RawInput
+from ds4py.server.reading import budget, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
+from ds4py.server.tools import Notice, call_of, custom_call_of, openai_choice, schema, tools_of
 
 __all__ = ["Stream", "error", "parse", "whole"]
 
@@ -51,8 +42,8 @@ def parse(value: Any, notice: Notice) -> Asked:
         raise bad("input is missing or empty: there is nothing to answer", "input")
     if instructions := body.text("instructions"):
         messages.insert(0, Message("system", instructions))
-    tools = function_tools(body, notice)
-    choice = _choice(body, tools, notice)
+    tools, shown = tools_of(body, notice)
+    choice = openai_choice(body, tools)
     think, effort = thinking(body)
     grammar = _text_format(body)
     if grammar is not None and choice.mode == "required":
@@ -61,6 +52,7 @@ def parse(value: Any, notice: Notice) -> Asked:
         model=body.text("model") or "",
         messages=tuple(messages),
         tools=tools,
+        shown=shown,
         choice=choice,
         sampling=sampling(body),
         think=think,
@@ -108,7 +100,9 @@ def _item(item: Fields, kind: str, notice: Notice) -> Message | None:
         return Message(_ROLES[role], text_of(item, "content"))
     if kind == "function_call":
         return Message("assistant", tool_calls=(call_of(item, "call_id"),))
-    if kind == "function_call_output":
+    if kind == "custom_tool_call":
+        return Message("assistant", tool_calls=(custom_call_of(item, "call_id"),))
+    if kind in ("function_call_output", "custom_tool_call_output"):
         return Message("tool", text_of(item, "output"), tool_call_id=item.text("call_id"))
     notice(f"{item.path('type')} {kind!r:.40}")
     return None
@@ -118,25 +112,6 @@ def _reasoning(item: Fields) -> str:
     """The text of a reasoning item: its content, or its summary, which is what this server sends."""
     content = text_of(item, "content", ("reasoning_text", "text"))
     return content or text_of(item, "summary", ("summary_text", "text"))
-
-
-def _choice(body: Fields, tools: Sequence[Mapping[str, Any]], notice: Notice) -> ToolChoice:
-    value = body.any("tool_choice")
-    parallel = body.flag("parallel_tool_calls") is not False
-    if value is None or isinstance(value, str):
-        mode = value or "auto"
-        if mode not in ("auto", "none", "required"):
-            raise bad(f"tool_choice must be auto, none, required or a function, not {mode!r:.40}", "tool_choice")
-        return checked_choice(ToolChoice(mode, (), parallel), tools)
-    spoken = Fields(value, "tool_choice")
-    kind = spoken.text("type")
-    if kind == "allowed_tools":
-        names = tuple(name for tool in spoken.objects("tools") if (name := tool.text("name")))
-        return checked_choice(ToolChoice(spoken.text("mode") or "auto", names, parallel), tools)
-    name = spoken.text("name")
-    if kind != "function" or not name:
-        raise bad("tool_choice as an object names a function", "tool_choice")
-    return checked_choice(ToolChoice("required", (name,), parallel), tools)
 
 
 def _text_format(body: Fields) -> tuple[str, Any] | None:
@@ -185,6 +160,7 @@ class Stream:
         self._kind = ""  # of the open item
         self._text = ""  # of the open item
         self._call: dict[str, Any] = {}
+        self._raw = RawInput()  # of the open item, if it is a custom tool's call
 
     def begin(self) -> list[Wire]:
         return [self._wire(f"response.{name}", response=self._response("in_progress")) for name in ("created", "in_progress")]
@@ -200,13 +176,24 @@ class Stream:
                 return self._more("message", text, "response.output_text.delta", content_index=0, logprobs=[])
             case CallStart(_, name, call_id):
                 wires = self._done()
-                self._call = {"call_id": call_id, "name": name}
-                return wires + self._open("function_call")
+                shown = self._meta.shown.get(name, Shown(name))
+                self._call = {"call_id": call_id, "name": shown.name}
+                if shown.namespace is not None:
+                    self._call["namespace"] = shown.namespace
+                self._raw = RawInput()
+                return wires + self._open("custom_tool_call" if shown.custom else "function_call")
+            case CallArguments(_, text) if self._kind == "custom_tool_call":
+                return self._input(self._raw.feed(text))
             case CallArguments(_, text):
                 return self._more("function_call", text, "response.function_call_arguments.delta")
             case CallEnd(_, complete, _):
-                return self._done("completed" if complete else "incomplete")
+                wires = self._input(self._raw.end()) if self._kind == "custom_tool_call" else []
+                return wires + self._done("completed" if complete else "incomplete")
         return []
+
+    def _input(self, text: str) -> list[Wire]:
+        """A piece of a custom tool's input."""
+        return self._more("custom_tool_call", text, "response.custom_tool_call_input.delta") if text else []
 
     def end(self, ended: Ended) -> list[Wire]:
         wires = self._done("incomplete" if ended.cut else "completed")
@@ -243,6 +230,8 @@ class Stream:
         elif self._kind == "reasoning":
             wires.append(self._at("response.reasoning_summary_text.done", summary_index=0, text=text))
             wires.append(self._at("response.reasoning_summary_part.done", summary_index=0, part=_summary(text)))
+        elif self._kind == "custom_tool_call":
+            wires.append(self._at("response.custom_tool_call_input.done", input=text))
         else:
             wires.append(self._at("response.function_call_arguments.done", name=self._call["name"], arguments=text))
         item = self._item(status)
@@ -260,10 +249,11 @@ class Stream:
         if self._kind == "reasoning":
             summary = [_summary(self._text)] if done else []
             return {"type": "reasoning", "id": self._item_id(), "summary": summary, "encrypted_content": None}
-        return {"type": "function_call", "id": self._item_id(), "status": status, **self._call, "arguments": self._text}
+        field = "input" if self._kind == "custom_tool_call" else "arguments"
+        return {"type": self._kind, "id": self._item_id(), "status": status, **self._call, field: self._text}
 
     def _item_id(self) -> str:
-        lead = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[self._kind]
+        lead = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}[self._kind]
         return f"{lead}_{self._meta.key}{len(self._output):04d}"
 
     def _at(self, kind: str, **fields: Any) -> Wire:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ds4py.chat import Stop
+from ds4py.server.asked import Shown
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Meta:
     model: str
     include_usage: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
+    shown: Mapping[str, Shown] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ REFUSED = [  # field, value, words of the sentence
     ("tools", [{"type": "function", "function": {"name": "f"}}] * 2, "two tools"),
     ("tools", {"f": 1}, "tools must be a list"),
     ("tool_choice", "sometimes", "tool_choice must be"),
-    ("tool_choice", "required", "no function tools"),
+    ("tool_choice", "required", "no tools that a model can call"),
     ("tool_choice", {"type": "function", "function": {"name": "g"}}, "not among the tools"),
     ("functions", [], "use tools"),
     ("reasoning_effort", "huge", "the effort must be"),

@@ -1,22 +1,28 @@
-"""Three APIs from one list of events: exact events, any cut, streaming and not the same (FC-31, FC-34)."""
+"""Four APIs from one list of events: exact events, any cut, streaming and not the same (FC-31, FC-32, FC-34, FC-37)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import api_accumulate
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Reasoning, Stop, Text, joined
 from ds4py.server import chat_completions, completions, messages, responses
-from ds4py.server.asked import Refusal
+from ds4py.server.asked import Refusal, Shown
 from ds4py.server.results import Ended, Meta, Usage, Wire
+from ds4py.server.sse import encode, to_json
 
-META = Meta("0" * 32, 1700000000, "m", include_usage=True)
+META = Meta(
+    "0" * 32,
+    1700000000,
+    "m",
+    include_usage=True,
+    shown={"patch": Shown("patch", custom=True), "ns__k": Shown("k", "ns"), "ns__raw": Shown("raw", "ns", True)},
+)
 COST = Usage(prompt=30, cached=20, generated=9, reasoning=2)
 ENDED = Ended(Stop("stop", None, 8), COST, {"predicted_n": 9})
 CALLS: list[Event] = [
@@ -28,6 +34,12 @@ CALLS: list[Event] = [
     CallArguments(1, "{}"),
     CallEnd(1, True, 9),
 ]
+
+
+def call(index: int, name: str, arguments: str, complete: bool = True) -> list[Event]:
+    return [CallStart(index, name, f"call_{index}"), CallArguments(index, arguments), CallEnd(index, complete, 9)]
+
+
 REPLIES: dict[str, list[Event]] = {
     "text": [Text("Hel"), Text("lo")],
     "nothing": [],
@@ -35,9 +47,19 @@ REPLIES: dict[str, list[Event]] = {
     "thinking only": [Reasoning("so")],
     "calls": [Reasoning("hm"), Text("Look:"), *CALLS],
     "text after calls": [*CALLS, Text("and"), Text(" so")],
-    "cut call": [CallStart(0, "f", "call_a"), CallArguments(0, '{"a": "b'), CallEnd(0, False, 3)],
+    "cut call": call(0, "f", '{"a": "b', False),
+    "unreadable": call(0, "f", '{"a": b}'),
+    "escapes": call(0, "f", r'{"p": "C:\\u002f x", "q": "a:b", "r": "\u00e9\u002f \ud83d\ude00 \ud83d \u0000"}'),
+    "raw text": [
+        *call(0, "patch", r'{"input": "*** Begin\n\t\"a\" \\n \u00e9\ud83d\ude00 \ud83dx\ud83d"}'),
+        *call(1, "ns__k", '{"a": 1}'),
+        *call(2, "ns__raw", '{ "x": {"input": 1}, "input" : "b" }'),
+    ],
+    "raw text cut": call(0, "patch", r'{"input": "a\u00', False),
+    "raw text of another form": call(0, "patch", '["input"]'),
 }
-APIS: dict[str, Any] = {"chat": chat_completions, "messages": messages, "responses": responses}
+APIS: dict[str, Any] = {"chat": chat_completions, "messages": messages, "responses": responses, "completions": completions}
+ENDS = [Stop("stop", None, 8), Stop("length", None, 8), Stop("context", None, 8), Stop("stop", "END", 8)]
 
 
 def wires_of(api: Any, events: Sequence[Event], ended: Ended = ENDED) -> list[Wire]:
@@ -48,47 +70,92 @@ def wires_of(api: Any, events: Sequence[Event], ended: Ended = ENDED) -> list[Wi
     return [*wires, *stream.end(ended)]
 
 
+def made_of(name: str, wires: Sequence[Wire]) -> Any:
+    return getattr(api_accumulate, name)(wires)
+
+
 @pytest.mark.parametrize("reply", REPLIES)
 @pytest.mark.parametrize("name", APIS)
-@pytest.mark.parametrize("reason", ["stop", "length", "context"])
-def test_a_stream_adds_up_to_the_whole_answer(name: str, reply: str, reason: str) -> None:
+@pytest.mark.parametrize("stop", ENDS)
+def test_a_stream_adds_up_to_the_whole_answer(name: str, reply: str, stop: Stop) -> None:
     api, events = APIS[name], REPLIES[reply]
-    ended = Ended(Stop(reason, None, 8), COST, {"predicted_n": 9})
-    got = getattr(api_accumulate, name)(wires_of(api, events, ended))
-    whole = api.whole(META, events, ended)
-    json.dumps(whole)
-    if name != "chat":
-        assert got == whole
+    ended = Ended(stop, COST, {"predicted_n": 9})
+    got = made_of(name, wires_of(api, events, ended))
+    whole = json.loads(to_json(api.whole(META, events, ended)))
+    if name in ("messages", "responses"):
+        assert json.loads(to_json(got)) == whole
         return
-    message = whole["choices"][0]["message"]
+    choice = whole["choices"][0]
+    assert got["usage"] == whole["usage"] and got["finish"] == choice["finish_reason"]
+    if name == "completions":
+        assert got["text"] == choice["text"] and got["id"] == whole["id"]
+        return
+    message = choice["message"]
     assert (got["content"] or None) == (message["content"] or None)
-    assert got["reasoning"] == message.get("reasoning_content", "") and got["usage"] == whole["usage"]
-    calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", [])]
-    assert got["calls"] == calls and got["finish"] == whole["choices"][0]["finish_reason"]
+    assert got["reasoning"] == message.get("reasoning_content", "")
+    assert got["calls"] == [{"id": call["id"], **call[call["type"]]} for call in message.get("tool_calls", [])]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_how_text_is_cut_never_shows(data: st.DataObject) -> None:
-    events = REPLIES[data.draw(st.sampled_from(sorted(REPLIES)))]
-    cut: list[Event] = []
-    for event in events:
+def with_text(event: Event, text: str) -> Event:
+    return replace(event, text=text)  # type: ignore[call-arg]  # only events with text are asked
+
+
+def all_cuts(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The list with one of its texts cut in two, at every place of every text; and with all of them in single characters."""
+    for i, event in enumerate(events):
         text = getattr(event, "text", "")
-        at = data.draw(st.integers(0, len(text)))
-        halves = [half for half in (text[:at], text[at:]) if half]
-        match event:
-            case Text():
-                cut += [Text(half) for half in halves]
-            case Reasoning():
-                cut += [Reasoning(half) for half in halves]
-            case CallArguments():
-                cut += [CallArguments(event.index, half) for half in halves]
-            case _:
-                cut.append(event)
-    for name, api in APIS.items():
-        once, again = (getattr(api_accumulate, name)(wires_of(api, part)) for part in (events, cut))
-        assert once == again and api.whole(META, events, ENDED) == api.whole(META, cut, ENDED)
-        assert joined(cut) == joined(events)
+        for at in range(1, len(text)):
+            yield [*events[:i], with_text(event, text[:at]), with_text(event, text[at:]), *events[i + 1 :]]
+    yield [
+        piece
+        for event in events
+        for piece in ([with_text(event, char) for char in event.text] if hasattr(event, "text") else [event])
+    ]
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("name", APIS)
+def test_where_a_text_is_cut_never_shows(name: str, reply: str) -> None:
+    """Every API, the same lists, every cut of every text; what differs between two lists is only where deltas end."""
+    api, events = APIS[name], REPLIES[reply]
+    want, whole = made_of(name, wires_of(api, events)), api.whole(META, events, ENDED)
+    n_cuts = 0
+    for cut in all_cuts(events):
+        n_cuts += 1
+        wires = wires_of(api, cut)
+        assert made_of(name, wires) == want and api.whole(META, cut, ENDED) == whole and joined(cut) == joined(events)
+        assert [read_back(wire) for wire in wires] == [json.loads(json.dumps([w.event, w.data])) for w in wires]
+    assert n_cuts == 1 + sum(max(len(getattr(event, "text", "")) - 1, 0) for event in events)
+
+
+def read_back(wire: Wire) -> list[Any]:
+    """What a client reads of the bytes: exactly one event."""
+    lines = encode(wire).decode().split("\n")
+    assert lines[-2:] == ["", ""] and len(lines) == (4 if wire.event else 3)
+    data = lines[-3].removeprefix("data: ")
+    return [wire.event and lines[0].removeprefix("event: "), data if data == "[DONE]" else json.loads(data)]
+
+
+def test_raw_text_in_each_form() -> None:
+    text = '*** Begin\n\t"a" \\n \u00e9\U0001f600 \ufffdx\ufffd'
+    made = responses.whole(META, REPLIES["raw text"], ENDED)["output"]
+    assert [(item["type"], item["name"], item.get("namespace")) for item in made] == [
+        ("custom_tool_call", "patch", None),
+        ("function_call", "k", "ns"),
+        ("custom_tool_call", "raw", "ns"),
+    ]
+    assert made[0]["input"] == text and made[1]["arguments"] == '{"a": 1}' and made[2]["input"] == "b"
+    in_chat = chat_completions.whole(META, REPLIES["raw text"], ENDED)["choices"][0]["message"]["tool_calls"]
+    assert in_chat[0] == {"id": "call_0", "type": "custom", "custom": {"name": "patch", "input": text}}
+    assert responses.whole(META, REPLIES["raw text cut"], ENDED)["output"][0]["input"] == "a\\u00"
+    assert responses.whole(META, REPLIES["raw text of another form"], ENDED)["output"][0]["input"] == '["input"]'
+    names = [wire.event for wire in wires_of(responses, call(0, "patch", '{"input": "x"}'))][2:-1]
+    assert names == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
 
 
 def test_chat_chunks_in_order() -> None:
@@ -153,7 +220,10 @@ def test_failures_in_a_stream(name: str) -> None:
     stream.begin()
     (wire,) = stream.fail(Refusal(500, "broken", code="x"))
     text = json.dumps(wire.data)
-    assert "broken" in text and wire.event == {"chat": None, "messages": "error", "responses": "response.failed"}[name]
+    assert (
+        "broken" in text
+        and wire.event == {"chat": None, "completions": None, "messages": "error", "responses": "response.failed"}[name]
+    )
 
 
 def test_too_long_in_each_form() -> None:
