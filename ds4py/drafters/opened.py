@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ds4py.drafters.price import Price
 from ds4py.gguf import GgufFile
 from ds4py.models import LoadedModel
 from ds4py.protocols import Drafter, Kernels
@@ -33,3 +34,4 @@ class Opened:
     says: str
     n_min: int = 0
     counted: str = "adaptive"  # the depth policy that suits it where only counts may decide
+    price: Price | None = None  # None: of n-grams, which cost the rows of a verify and nothing else

@@ -19,6 +19,7 @@ from typing import Final
 from ds4py.drafters import with_model
 from ds4py.drafters.config import N_MAX, PRECEDENCE, SpecConfig
 from ds4py.drafters.opened import Maker, Notice, Opened, Target
+from ds4py.drafters.price import Price, row_price
 from ds4py.errors import UnsupportedError, UsageError
 from ds4py.gguf import GgufFile, open_gguf
 from ds4py.protocols import Drafter
@@ -37,16 +38,32 @@ class Drafters:
     n_min: int  # a depth below this gets no draft from any of them
     makers: Sequence[Maker] = ()
     counted: str = "adaptive"  # the depth policy where only counts may decide
+    prices: Sequence[Price] = ()  # of each type
 
     def new(self, opportunistic: bool, user: str = "") -> Drafter | None:
         """A drafter for one session, None if no type runs. `opportunistic`: drafts will decide the text, so they are greedy and
-        nothing is shared with other sessions; else sessions of one `user` share what ngram-mod has seen."""
-        made = [make(opportunistic, user) for make in self.makers]
+        nothing is shared with other sessions, and types that are too dear are left out; else sessions of one `user` share what
+        ngram-mod has seen."""
+        dear = self.too_dear() if opportunistic else {}
+        made = [make(opportunistic, user) for name, make in zip(self.types, self.makers, strict=True) if name not in dear]
         if len(made) < 2:
             return made[0] if made else None
         from ds4py.drafters.chain import Chain
 
         return Chain(made)
+
+    def too_dear(self) -> dict[str, Price]:
+        """Types that can gain nothing, however often they are right, and that the default policy therefore does not ask where it
+        cannot measure. Another policy is the user's wish and asks them."""
+        judged = self.config.depth == "cost" and self.counted == "adaptive"
+        priced = zip(self.types, self.prices, strict=False)
+        return {name: price for name, price in priced if judged and not price.can_pay(self.n_max)}
+
+    def price(self) -> Price:
+        """Of the dearest type that is asked where only counts may decide."""
+        dear = self.too_dear()
+        asked = [price for name, price in zip(self.types, self.prices, strict=False) if name not in dear]
+        return max(asked, key=lambda price: price.of(1), default=Price())
 
 
 def recognise(g: GgufFile) -> str:
@@ -87,7 +104,9 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
     counted = {one.counted for one in opened}
     makers = [one.make for one in opened]
     n_min = min(one.n_min for one in opened)
-    return Drafters(config, types, line, n_max, n_min, makers, counted.pop() if len(counted) == 1 else "adaptive")
+    rows = Price(row_price(target.gguf)) if target.gguf is not None else Price()
+    prices = [one.price or rows for one in opened]
+    return Drafters(config, types, line, n_max, n_min, makers, counted.pop() if len(counted) == 1 else "adaptive", prices)
 
 
 def draft_len(config: SpecConfig) -> int:

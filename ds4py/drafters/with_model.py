@@ -13,6 +13,7 @@ from ds4py.drafters.block import BlockDraft, BlockDrafter, Network
 from ds4py.drafters.config import N_MAX, SpecConfig
 from ds4py.drafters.opened import Notice, Opened, Target
 from ds4py.drafters.placement import running_on
+from ds4py.drafters.price import block_price, model_price
 from ds4py.errors import UnsupportedError, UsageError
 from ds4py.gguf import GgufFile
 from ds4py.gguf.identity import identity
@@ -47,7 +48,8 @@ def open_draft_simple(config: SpecConfig, target: Target, g: GgufFile | None, no
     def make(opportunistic: bool, user: str) -> Drafter:
         return DraftSimple(draft, n_max, config.n_min, config.p_min, opportunistic, notice)
 
-    return Opened(make, n_max, f"draft-simple with {g.path.name}", config.n_min)
+    price = model_price(target.gguf, g)
+    return Opened(make, n_max, f"draft-simple with {g.path.name}", config.n_min, price=price)
 
 
 def open_draft_dflash(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -62,7 +64,8 @@ def open_draft_dflash(config: SpecConfig, target: Target, g: GgufFile | None, no
     def make(opportunistic: bool, user: str) -> Drafter:
         return BlockDrafter(draft, reader, limits, opportunistic)
 
-    return Opened(make, limits.n_max, f"draft-dflash with {g.path.name}{clamped}", limits.n_min)
+    price = block_price(target.gguf, g, draft.network.block_size)
+    return Opened(make, limits.n_max, f"draft-dflash with {g.path.name}{clamped}", limits.n_min, price=price)
 
 
 def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -91,7 +94,8 @@ def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, no
         return BlockDrafter(draft, reader, limits, opportunistic)
 
     counted = "ds4" if is_deepseek(g) else "adaptive"
-    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min, counted)
+    price = block_price(target.gguf, g, draft.network.block_size)
+    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min, counted, price)
 
 
 def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
@@ -112,7 +116,7 @@ def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, no
     def make(opportunistic: bool, user: str) -> Drafter:
         return Eagle3(draft, limits, opportunistic)
 
-    return Opened(make, limits.n_max, f"draft-eagle3 with {g.path.name}", limits.n_min)
+    return Opened(make, limits.n_max, f"draft-eagle3 with {g.path.name}", limits.n_min, price=model_price(target.gguf, g))
 
 
 def is_deepseek(g: GgufFile) -> bool:

@@ -62,7 +62,18 @@ def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
     else:
         how = f"{cold}, {'exact' if options.params.temperature > 0 else 'greedy'}"
     streak = f", one draft left out after {config.skip_streak} in a row without an accepted token" if config.skip_streak else ""
-    return f"{drafters.line}, {how}{streak}"
+    may_count = is_opportunistic(options, config) if options is not None else config.accept == "opportunistic"
+    return f"{drafters.line}, {how}{streak}{_left_out(drafters) if may_count else ''}"
+
+
+def _left_out(drafters: Drafters) -> str:
+    """Which types are not asked where only counts may decide, and what to do about it."""
+    dear = drafters.too_dear()
+    names = [f"{name} (a token costs {price.of(1) - price.row:.2f} of the model's)" for name, price in dear.items()]
+    if not names:
+        return ""
+    why = "as no acceptance could pay for it; --mtp-exact-sampling measures instead, --spec-depth adaptive uses it all the same"
+    return f"; above temperature 0 without {' and '.join(names)}, {why}"
 
 
 _DEPTHS: Final = MappingProxyType(
@@ -83,7 +94,7 @@ def _depth(drafters: Drafters, opportunistic: bool) -> DepthPolicy:
     if kind == "fixed":
         policy = FixedDepth(n_max)
     elif kind == "adaptive":
-        policy = Adaptive(n_max, drafters.n_min)
+        policy = Adaptive(n_max, drafters.n_min, drafters.price())
     elif kind == "ds4":
         policy = Ds4Depth(n_max)
     else:

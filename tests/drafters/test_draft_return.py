@@ -67,7 +67,7 @@ def opened(
 ) -> Session:
     """A session on its own draft model, both counted."""
     assert engine.gguf is not None
-    drafters = open_drafters(SpecConfig(draft_model=path, draft_threads=2), target_of(engine, engine.gguf))
+    drafters = open_drafters(SpecConfig(draft_model=path, draft_threads=2, depth="fixed"), target_of(engine, engine.gguf))
     session = engine.session(replace(GREEDY, drafter=drafters.new(opportunistic=True), depth=policy, **changes))
     drafter = session.drafter
     assert isinstance(drafter, DraftSimple)

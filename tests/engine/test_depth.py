@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ds4py.drafters.price import Price
 from ds4py.engine import FixedDepth
 from ds4py.engine.depth import Adaptive, SkipStreak
 from ds4py.errors import UsageError
@@ -73,6 +74,36 @@ def test_adaptive_keeps_its_bounds(n_max: int, n_min: int) -> None:
     for p in (0.0, 0.5, 1.0):
         assert set(play(Adaptive(n_max, n_min), p, 200)) <= {0, *range(max(n_min, 1), n_max + 1)}
     assert set(play(Adaptive(3, 5), 1.0, 20)) == {0}
+
+
+def rate(policy: DepthPolicy, price: Price, right: float, n: int, reads: float = 0.0, seed: int = 0) -> float:
+    """Tokens per price of n passes; `reads`: of each token that the drafter reads when it was not asked, 16 at most."""
+    rng, tokens, spent, n_missed = np.random.default_rng(seed), 0.0, 0.0, 1
+    for _ in range(n):
+        depth = policy.depth()
+        lag = min(n_missed, 16) if depth and reads else 0
+        n_missed = 0 if depth else n_missed + 1
+        accepted = next((i for i in range(depth) if rng.random() >= right), depth)
+        done = passed(depth, accepted)
+        policy.record(replace(done, draft=replace(done.draft, lag=lag)))
+        tokens += 1 + accepted
+        spent += 1 + price.of(depth) + reads * lag
+    return tokens / spent
+
+
+@pytest.mark.parametrize("token", [0.0, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("row", [1 / 6, 0.4])
+def test_adaptive_gains_what_the_price_allows_and_loses_next_to_nothing(row: float, token: float) -> None:
+    """A draft model of half of the target's cost lost up to a quarter of the speed while depths went by acceptance alone."""
+    price = Price(row, token=token)
+    for right in (0.0, 0.2, 0.4, 0.6, 0.8, 0.95):
+        found = np.mean([rate(Adaptive(8, 0, price), price, right, 800, token / 5, seed) for seed in range(3)])
+        rates = [sum(right**i for i in range(k + 1)) / (1 + price.of(k)) for k in range(9)]
+        assert found > max(0.89 * max(rates), 0.95), (right, found, rates)
+
+
+def test_adaptive_without_a_chance_only_probes() -> None:
+    assert np.mean(play(Adaptive(8, 0, Price(token=0.9)), 0.5, 800)) < 0.2
 
 
 def test_adaptive_is_a_function_of_counts() -> None:

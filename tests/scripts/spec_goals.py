@@ -19,6 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from draft_pair import logits_along
+
 from ds4py.cli.bench import own_text
 from ds4py.cli.spec_bench import TEXTS
 from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig, open_drafters
@@ -164,14 +167,19 @@ def _llama_run(llama: Any, ids: Sequence[int], n: int) -> float:
 
 
 def pair(engine: Engine, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
-    """Tokens per pass at a fixed depth: counts, so a busy machine does not matter."""
+    """Tokens per pass at a fixed depth: counts, so a busy machine does not matter.
+
+    Beside them stands what could be reached at most: two draws of distributions p and q are the same token in at most
+    sum(min(p, q)) of cases, however they are coupled (the coupling lemma), whether or not the text stays that of the seed."""
     config = SpecConfig(types=("draft-simple",), draft_model=args.draft, n_max=args.depth, accept="exact")
     drafters: Drafters = open_drafters(config, target_of(engine, open_gguf(args.model)))
+    draft = Engine.open(open_gguf(args.draft), EngineOptions(n_ctx=args.ctx, threads=args.threads))
     text = tokenizer.encode(own_text())
     settings = {"T 0": GREEDY, "T 1, min-p 0.05": SamplingParams(1.0, min_p=0.05), "T 1, no filter": SamplingParams(1.0)}
     found = {}
     for name, params in settings.items():
         passes = accepted = drafted = 0
+        chances: list[list[float]] = []
         for number in range(args.rounds):
             options = SessionOptions(params, seed=number + 1, drafter=drafters.new(False), depth=FixedDepth(args.depth))
             session = engine.session(options)
@@ -181,11 +189,48 @@ def pair(engine: Engine, tokenizer: Tokenizer, args: argparse.Namespace) -> None
             passes += session.stats.passes
             accepted += session.stats.accepted
             drafted += session.stats.drafted
+            if params.temperature > 0:
+                chances.append(overlaps(engine, draft, session.tokens, 80, params))
         session.stats.passes, session.stats.accepted = passes, accepted
         found[name] = tokens_per_pass(session.stats)
         counts = f"{found[name]:.3f} tokens a pass ({accepted}/{drafted} accepted)"
         print(f"draft pair, {name}: {counts}, {100 * found[name] / found['T 0']:.1f} % of T 0", flush=True)
+        if chances:
+            share = statistics.mean(chance for text_chances in chances for chance in text_chances)
+            most = tokens_at_best(chances, args.depth)
+            words = f"two draws of theirs can be the same token in {share:.3f} of cases: {most:.3f} tokens a pass"
+            print(f"  at most: {words}, {100 * most / found['T 0']:.1f} % of T 0", flush=True)
     print("  goal: exact at temperature 1 at least 85 % of temperature 0")
+
+
+def overlaps(target: Engine, draft: Engine, ids: Sequence[int], n_prompt: int, params: SamplingParams) -> list[float]:
+    """sum(min(p, q)) at each position of an answer, p and q being what is left of both models' distributions by min-p."""
+    found = []
+    for ours, theirs in zip(*(logits_along(engine, ids[:-1], n_prompt - 1) for engine in (target, draft)), strict=True):
+        shares = []
+        for row in (ours, theirs):
+            weights = np.exp((row.astype(np.float64) - row.max()) / params.temperature)
+            weights[weights < params.min_p] = 0.0
+            shares.append(weights / weights.sum())
+        found.append(float(np.minimum(*shares).sum()))
+    return found
+
+
+def tokens_at_best(texts: Sequence[Sequence[float]], depth: int) -> float:
+    """Expected tokens per pass of drafts of `depth` tokens that are right with the given chances at their positions."""
+    n_tokens = n_passes = 0.0
+    for chances in texts:
+        starts = [1.0, *[0.0] * len(chances)]  # the chance that a pass starts at a position
+        for at in range(len(chances)):
+            reached = starts[at]
+            n_passes += reached
+            n_drafted = min(depth, len(chances) - at - 1)
+            for i in range(n_drafted):
+                starts[at + i + 1] += reached * (1 - chances[at + i])
+                reached *= chances[at + i]
+            starts[at + n_drafted + 1] += reached
+        n_tokens += len(chances)
+    return n_tokens / n_passes
 
 
 def main() -> int:
