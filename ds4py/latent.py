@@ -75,6 +75,10 @@ class LatentOps(Protocol):
         """The mean of the n streams: [R, D]."""
         ...
 
+    def stream_linear(self, h: Buf, weight: Weight, n: int) -> Buf:
+        """Each of the n streams times weight.T, [N, D]: [R, n*N]."""
+        ...
+
     # --- rounding ---
     def fp8(self, x: Buf, n_dims: int) -> Buf:
         """The first n_dims of each row, in blocks of 64, as E4M3 times a power of two: 2^ceil(log2(max(|x|, 1e-4) / 448))."""

@@ -9,6 +9,7 @@ compare in float64 with float64 angles, or by the share of rows that agree.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +215,18 @@ class Reference:
         h = self.block(e[:, None] + x, p, 0, ids)
         return self.head(h, p, p + "norm.weight"), h
 
+    def mtp_draft(self, h: torch.Tensor, ids: torch.Tensor, k: int) -> SimpleNamespace:
+        """k guesses after streams [T, n, d] and the token after each of their positions, the last of which was chosen but not
+        evaluated: drafts [k], logits [k, V]. Each is a whole run over all rows, in which the block's own streams stand at the
+        positions that the target has not reached."""
+        drafts, logits = list[int](), []
+        for _ in range(k):
+            rows, left = self.mtp(h, ids)
+            logits.append(rows[-1])
+            drafts.append(int(rows[-1].argmax()))
+            h, ids = torch.cat([h, left[-1:]]), torch.cat([ids, ids.new_tensor(drafts[-1:])])
+        return SimpleNamespace(drafts=drafts, logits=torch.stack(logits))
+
 
 class Spark(Reference):
     """The three stages of DSpark over what the target left at some positions: one pass over [anchor, noise, noise, ...].
@@ -322,4 +335,15 @@ def spark_weights(c: Any, rank: int, n_taps: int, stages: int = 3, seed: int = 5
         z + "markov_head.markov_w2.weight": linear(c.vocab_size, rank),
         z + "confidence_head.proj.weight": torch.cat([0.12 * linear(1, d), 0.3 * linear(1, rank)], 1),
     }
+    return w
+
+
+def mtp_weights(c: Any, seed: int = 57) -> dict[str, torch.Tensor]:
+    """Random mtp.0.* of a one-stage MTP, released names."""
+    g, d = torch.Generator().manual_seed(seed), c.hidden_size
+    w = {name: value for name, value in spark_weights(c, 1, 1, 1, seed).items() if not re.search("main_|markov|confidence", name)}
+    for name in ("e_proj", "h_proj"):
+        w[f"mtp.0.{name}.weight"] = torch.randn(d, d, generator=g) / math.sqrt(d)
+    for name in ("enorm", "hnorm"):
+        w[f"mtp.0.{name}.weight"] = 1 + 0.1 * torch.randn(d, generator=g)
     return w

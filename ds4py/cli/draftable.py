@@ -17,6 +17,7 @@ _SUPPORT = {
     "eagle3": "an EAGLE-3 draft",
     "dflash": "a DFlash draft",
     "deepseek4-dspark": "a DSpark support file for DeepSeek V4 Flash",
+    "deepseek4-mtp": "a one-stage MTP file for DeepSeek V4 Flash",
     "deepseek41-dspark": "a DSpark support file for DeepSeek V4.1 Flash",
     "gemma4-assistant": "a Gemma 4 assistant (MTP) draft",
     "gemma4_assistant": "a Gemma 4 assistant (MTP) draft",
@@ -32,7 +33,7 @@ def support_kind(g: GgufFile) -> str | None:
     if _count(g) and "blk.0.attn_norm.weight" not in g.tensors:
         return "an MTP block without its model"
     if "token_embd.weight" not in g.tensors and any(name.startswith(("mtp.", "dspark.")) for name in g.tensors):
-        return "a DSpark support file" if any("markov" in name for name in g.tensors) else "a legacy MTP support file"
+        return "a DSpark support file" if any("markov" in name for name in g.tensors) else "a one-stage MTP file"
     return None
 
 

@@ -84,8 +84,9 @@ def context_len(values: Values, g: GgufFile, log: Terminal) -> int:
     return asked
 
 
-def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: int = 0) -> Engine:
-    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes."""
+def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: int = 0, draft: int = 0) -> Engine:
+    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes; draft: bytes of the weights
+    that draft."""
     threads = values.integer("threads") if values.has("threads") else None
     max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else max(EngineOptions().max_rows, n_rows)
     kernels = "cpu" if values.flag("cpu") else values.text("backend")
@@ -102,7 +103,8 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     log.say(f"ds4: {g.path.name}: {g.architecture}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
     weights, pooled, raw = g.nbytes / _GIB, info.pooled_bytes / _GIB, (info.kv_bytes - info.pooled_bytes) / _GIB
     kv = f"KV {raw:.2f} GiB raw + {pooled:.2f} GiB compressed"
-    log.say(f"ds4: memory: {kv}, weights {weights:.2f} GiB, total {raw + pooled + weights:.2f} GiB")
+    drafting, total = f", draft {draft / _GIB:.2f} GiB" if draft else "", raw + pooled + weights + draft / _GIB
+    log.say(f"ds4: memory: {kv}, weights {weights:.2f} GiB{drafting}, total {total:.2f} GiB")
     log.say(
         f"ds4: ctx={info.n_ctx} prefill_cap={info.max_rows} raw_kv_rows={info.n_ctx} "
         f"compressed_kv_rows={info.pooled_rows} backend={info.kernels} threads={info.n_threads}"

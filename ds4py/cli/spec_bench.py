@@ -188,7 +188,7 @@ def spec_bench(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
 
 def configs_of(values: Values) -> list[SpecConfig]:
     """One for each type of --spec."""
-    types = checked_types([name.strip() for name in values.text("spec").split(",")], "--spec")
+    types = checked_types([name.strip() for name in values.text("spec").split(",")])
     if not types:
         raise UsageError("--spec needs drafters to measure, such as --spec ngram-simple,ngram-mod")
     draft = Path(values.text("spec_draft_model")) if values.has("spec_draft_model") else None

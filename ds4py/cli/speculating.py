@@ -35,7 +35,7 @@ from ds4py.engine import Engine, SessionOptions
 from ds4py.engine.accept import Synthetic, check_rates, synthetic_rates
 from ds4py.engine.speculation import line, speculating, target_of
 from ds4py.engine.statistics import Trace, llama_lines, mtp_timing_lines, telemetry
-from ds4py.errors import Ds4Error, UnsupportedError, UsageError
+from ds4py.errors import Ds4Error, UsageError
 from ds4py.gguf import GgufFile, open_gguf
 from ds4py.protocols import SpecStats
 
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
     from ds4py.drafters.learning import Learned
     from ds4py.engine import Session
 
-# Types that are known and that this build does not have, each with what they come with.
-LATER: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "draft-mtp": "it comes with the built-in MTP drafter",
-    }
-)
 # Names of llama.cpp's forks and older versions.
 _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -84,6 +78,8 @@ class Speculation:
         """What is said before the first token: which drafter and which policies run for sessions with `options` (None: every
         request brings its own)."""
         yield line(self.drafters, options)
+        for sentence in self.drafters.unsure:
+            yield f"warning: {sentence}"
         if self.rates:
             shares = ", ".join(f"{rate:.3f}" for rate in self.rates)
             yield "warning: acceptance is made up, for benchmarks only: what is printed is not the model's text"
@@ -113,7 +109,7 @@ def asked_types(values: Values) -> tuple[str, ...]:
     """The types of --spec-type (all of them, if it was given several times), --spec-default and --dspark, in precedence."""
     names = [name.strip() for text in values.texts("spec_type") for name in text.split(",")]
     added = ["ngram-mod"] * values.flag("spec_default") + ["draft-dspark"] * _dspark(values)
-    return checked_types(names + added, "--spec-type")
+    return checked_types(names + added)
 
 
 def _dspark(values: Values) -> bool:
@@ -121,12 +117,9 @@ def _dspark(values: Values) -> bool:
     return values.flag("dspark") or values.flag("dspark_strict") or values.has("dspark_confidence")
 
 
-def checked_types(names: list[str], option: str) -> tuple[str, ...]:
-    """`names` in precedence, other programs' names included. UsageError, named after `option`, for one that is not here."""
+def checked_types(names: list[str]) -> tuple[str, ...]:
+    """`names` in precedence, other programs' names included. UsageError for one that is unknown."""
     names = [_OTHER_NAMES.get(name, name) for name in names]
-    for name in names:
-        if name in LATER:
-            raise UsageError(f"{option} {name} is not in this build yet: {LATER[name]}")
     return parse_types(",".join(names)) if names else ()
 
 
@@ -181,15 +174,30 @@ def config_of(values: Values, log: Terminal) -> SpecConfig:
         config = replace(config, conf_min=values.number("dspark_confidence"))
     if path is not None:
         g = open_gguf(path)
-        if not types and (kind := recognise(g)) in LATER:
-            raise UnsupportedError(f"{path.name} is made for {kind}, which is not in this build yet: {LATER[kind]}")
         check_file(types, g)
         config = replace(config, draft_model=g)
+        config = _for_mtp(values, config, types or (recognise(g),), log)
     if synthetic and not config.types and config.draft_model is None:
         raise UsageError("synthetic acceptance needs something that drafts: add --spec-type")
     if values.has("spec_synth_rates"):
         check_rates(_rates(values.text("spec_synth_rates")))
     return config
+
+
+def _for_mtp(values: Values, config: SpecConfig, types: tuple[str, ...], log: Terminal) -> SpecConfig:
+    """ds4's settings of one-stage MTP: --mtp-draft counts the token that the model chooses itself, and is 1 where nobody says, so
+    that --mtp-model alone loads and drafts nothing. llama.cpp's --spec-draft-n-max counts guesses."""
+    given = [name for name in ("--mtp-draft", "--mtp-margin") if values.was_given(name)]
+    if "draft-mtp" not in types:
+        if given:
+            log.say(f"ds4: {' and '.join(given)} changed nothing: they are for one-stage MTP, and this file is for {types[-1]}")
+        return config
+    if values.was_given("--mtp-draft") and values.has("spec_draft_n_max"):
+        raise UsageError("--mtp-draft and --spec-draft-n-max set the same length: give one of them")
+    if not given and not values.has("mtp_model"):
+        return config
+    n_max = config.n_max if values.has("spec_draft_n_max") else values.integer("mtp_draft") - 1
+    return replace(config, n_max=n_max, margin=values.number("mtp_margin"))
 
 
 def rows_needed(config: SpecConfig) -> int:
@@ -204,6 +212,11 @@ def rows_needed(config: SpecConfig) -> int:
     if config.draft_model is not None:
         lengths.append(draft_len(config))
     return -(-(1 + max(lengths)) // 8) * 8 if lengths else 0
+
+
+def draft_bytes(config: SpecConfig) -> int:
+    """Bytes of the weights that draft, for the memory line."""
+    return config.draft_model.nbytes if isinstance(config.draft_model, GgufFile) else 0
 
 
 def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: GgufFile, log: Terminal) -> Speculation:
@@ -223,6 +236,8 @@ def _loaded_only(values: Values, drafters: Drafters) -> str | None:
     """The option that loads drafters and lets none draft: ds4's --quality does so for DeepSeek's."""
     if values.flag("dspark_strict"):
         return "--dspark-strict"
+    if drafters.types == ("draft-mtp",) and drafters.n_max == 0:
+        return "--mtp-draft 1"
     return "--quality" if values.was_given("--quality") and drafters.counted == "ds4" else None
 
 

@@ -18,7 +18,7 @@ from ds4py.errors import UsageError
 if TYPE_CHECKING:
     from ds4py.gguf import GgufFile
 
-# All names of llama.cpp's --spec-type, first come first asked; those that this build has are in opening.py.
+# All names of llama.cpp's --spec-type, first come first asked; opening.py has an opener for each.
 PRECEDENCE: Final = (
     "ngram-simple",
     "ngram-map-k",
@@ -78,6 +78,7 @@ class SpecConfig:
     n_max: int | None = None  # tokens a draft model proposes at most; None: its block, or N_MAX where it has none
     n_min: int = 0  # shorter proposals of a draft model are dropped
     p_min: float = 0.0  # a draft model stops where its own best token is less likely than this
+    margin: float | None = None  # an MTP block stops where its best logit leads the second by less; 0 or None: use p_min
     conf_min: float | None = None  # a confidence head stops where it expects less; 0: use p_min; None: what suits the draft
     candidates: int = 0  # tokens of a row that a Markov head looks at; 0 = all
     ngram_simple: NgramSizes = NgramSizes()
@@ -116,7 +117,14 @@ class SpecConfig:
         _check_share("--spec-draft-p-min", self.p_min)
         _check_share("--spec-draft-conf-min", self.conf_min or 0.0)
         _check_count("--spec-draft-candidates", self.candidates, 0, None)
-        needy = [name for name in self.types if name.startswith("draft-") and name != "draft-mtp"]
+        if self.margin is not None and not (math.isfinite(self.margin) and self.margin >= 0):
+            raise UsageError(f"--mtp-margin must be a number of at least 0, not {self.margin}")
+        needy = [name for name in self.types if name.startswith("draft-")]
+        if "draft-mtp" in needy and self.draft_model is None:
+            raise UsageError(
+                "draft-mtp needs the file of the block that drafts: name it with --mtp-model (blocks inside model files are not "
+                "in this build yet)"
+            )
         if needy and self.draft_model is None:
             raise UsageError(f"{needy[0]} needs a draft model: name its file with --spec-draft-model (-md)")
 

@@ -35,3 +35,4 @@ class Opened:
     n_min: int = 0
     counted: str = "adaptive"  # the depth policy that suits it where only counts may decide
     price: Price | None = None  # None: of n-grams, which cost the rows of a verify and nothing else
+    unsure: str = ""  # what could not be checked, a sentence for the user

@@ -22,6 +22,7 @@ from ds4py.drafters.opened import Maker, Notice, Opened, Target
 from ds4py.drafters.price import Price, row_price
 from ds4py.errors import UnsupportedError, UsageError
 from ds4py.gguf import GgufFile, open_gguf
+from ds4py.models.deepseek4_mtp import is_mtp
 from ds4py.protocols import Drafter
 
 _MAX_POOLS: Final = 16  # that ngram-mod keeps for as many users, of 16 MiB each
@@ -39,6 +40,7 @@ class Drafters:
     makers: Sequence[Maker] = ()
     counted: str = "adaptive"  # the depth policy where only counts may decide
     prices: Sequence[Price] = ()  # of each type
+    unsure: tuple[str, ...] = ()  # what could not be checked, sentences for the user
 
     def new(self, opportunistic: bool, user: str = "") -> Drafter | None:
         """A drafter for one session, None if no type runs. `opportunistic`: drafts will decide the text, so they are greedy and
@@ -75,6 +77,8 @@ def recognise(g: GgufFile) -> str:
     if g.architecture == "eagle3":
         return "draft-eagle3"
     last = g.get("block_count", 0)
+    if is_mtp(g):
+        return "draft-mtp"
     if g.architecture in ("gemma4-assistant", "gemma4_assistant") or f"blk.{last - 1}.nextn.eh_proj.weight" in g.tensors:
         return "draft-mtp"
     return "draft-simple"
@@ -90,9 +94,6 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
     if g is not None and not types:
         types = (recognise(g),)
         taken = f" ({g.path.name} was taken for one; choose with --spec-type)"
-    missing = [name for name in types if name not in _OPENERS]
-    if missing:
-        raise UnsupportedError(f"speculative type {missing[0]} is not supported yet; there are {', '.join(_OPENERS)}")
     if not types:
         return Drafters(config, (), "speculation: off, because no --spec-type was given", 0, 0)
     check_file(types, g)
@@ -106,7 +107,9 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
     n_min = min(one.n_min for one in opened)
     rows = Price(row_price(target.gguf)) if target.gguf is not None else Price()
     prices = [one.price or rows for one in opened]
-    return Drafters(config, types, line, n_max, n_min, makers, counted.pop() if len(counted) == 1 else "adaptive", prices)
+    unsure = tuple(one.unsure for one in opened if one.unsure)
+    policy = counted.pop() if len(counted) == 1 else "adaptive"
+    return Drafters(config, types, line, n_max, n_min, makers, policy, prices, unsure)
 
 
 def draft_len(config: SpecConfig) -> int:
@@ -124,7 +127,10 @@ def draft_len(config: SpecConfig) -> int:
 
 
 def check_file(types: Sequence[str], g: GgufFile | None) -> None:
-    """Raises UsageError if a type of `types` needs a file, UnsupportedError if `g` is made for another type."""
+    """Raises UsageError if a type of `types` needs a file, UnsupportedError if `g` is made for another type, or is a draft of
+    another family's MTP."""
+    if g is not None and (not types or "draft-mtp" in types) and recognise(g) == "draft-mtp" and not is_mtp(g):
+        raise UnsupportedError(f"{g.path.name} is made for draft-mtp, which this build has for DeepSeek V4 only")
     needy = [name for name in types if name in _FILED]
     if needy and g is None:
         raise UsageError(f"{needy[0]} needs a draft model: name its file with --spec-draft-model (-md)")
@@ -188,7 +194,8 @@ def _open_ngram_cache(config: SpecConfig, target: Target, g: GgufFile | None, no
     return Opened(lambda opportunistic, user: NgramCache(caches), LONGEST_DRAFT, says)
 
 
-_FILED: Final = frozenset({"draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark"})  # types that need a file
+# types that need a file
+_FILED: Final = frozenset({"draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"})
 _Opener = Callable[[SpecConfig, Target, GgufFile | None, Notice | None], Opened]
 _OPENERS: Final = MappingProxyType[str, _Opener](
     {
@@ -199,8 +206,9 @@ _OPENERS: Final = MappingProxyType[str, _Opener](
         "ngram-cache": _open_ngram_cache,
         "draft-simple": with_model.open_draft_simple,
         "draft-eagle3": with_model.open_draft_eagle3,
+        "draft-mtp": with_model.open_draft_mtp,
         "draft-dflash": with_model.open_draft_dflash,
         "draft-dspark": with_model.open_draft_dspark,
     }
 )
-assert all(name in PRECEDENCE for name in _OPENERS)
+assert set(PRECEDENCE) == set(_OPENERS)

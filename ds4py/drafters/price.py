@@ -39,17 +39,18 @@ class Price:
         return any(self.of(k) < k for k in range(1, n_max + 1))
 
 
-def read_bytes(g: GgufFile) -> tuple[float, float]:
-    """Of the matrices of a model or a draft: bytes that one row reads, and those of them that belong to its own experts."""
+def read_bytes(g: GgufFile, target: GgufFile | None = None) -> tuple[float, float]:
+    """Of the matrices of a model or a draft: bytes that one row reads, and those of them that belong to its own experts. A draft
+    that does not say how many experts a row uses is made of the blocks of `target`, which does."""
     every, own = 0.0, 0.0
-    n_experts, n_used = g.get("expert_count", 0), g.get("expert_used_count", 0)
-    share = n_used / n_experts if n_experts else 1.0
+    n_used = g.get("expert_used_count", 0) or (target.get("expert_used_count", 0) if target is not None else 0)
     tied = "output.weight" not in g.tensors
     for name, tensor in g.tensors.items():
         if len(tensor.shape) < 2 or (name == "token_embd.weight" and not tied) or "markov" in name:
             continue
         mixed = len(tensor.shape) > 2
-        every += tensor.nbytes * (share if mixed else 1.0)
+        share = n_used / tensor.shape[-1] if mixed and n_used else 1.0
+        every += tensor.nbytes * share
         own += tensor.nbytes * share * mixed
     return every, own
 
@@ -75,7 +76,7 @@ def block_price(target: GgufFile, draft: GgufFile, block_size: int) -> Price:
 
 def _share(target: GgufFile, draft: GgufFile) -> float:
     """Bytes that a row of `draft` reads, over those of a row of `target`. A head that it lacks is borrowed and read too."""
-    ours, theirs = read_bytes(target)[0], read_bytes(draft)[0]
+    ours, theirs = read_bytes(target)[0], read_bytes(draft, target)[0]
     if "output.weight" not in draft.tensors and "token_embd.weight" not in draft.tensors:
         name = "output.weight" if "output.weight" in target.tensors else "token_embd.weight"
         theirs += target.tensors[name].nbytes if name in target.tensors else 0

@@ -6,9 +6,9 @@ defaults and the limits of what the user asked for; what does not fit the target
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ds4py.drafters.aim import Limits
+from ds4py.drafters.aim import Limits, top_probability
 from ds4py.drafters.block import BlockDraft, BlockDrafter, Network
 from ds4py.drafters.config import N_MAX, SpecConfig
 from ds4py.drafters.opened import Notice, Opened, Target
@@ -21,6 +21,9 @@ from ds4py.models import LoadedModel
 from ds4py.models.drafts import Lender
 from ds4py.models.tensors import Tensors
 from ds4py.protocols import Drafter
+
+if TYPE_CHECKING:
+    from ds4py.models.deepseek4 import Model as Flash
 
 DEEPSEEK_SUPPORT: Final = ("deepseek4-dspark", "deepseek41-dspark")  # architectures of ds4's own DSpark files
 # below which DeepSeek's drafts end where the user does not say, as in ds4: where drafts may decide, and where they may not
@@ -72,9 +75,9 @@ def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, no
     from ds4py.drafters.dspark import ConfidenceHead, DSparkReader, MarkovHead
 
     assert g is not None, "open_drafters refuses draft-dspark without a file"
-    conf_min = config.conf_min
+    conf_min, unsure = config.conf_min, ""
     if is_deepseek(g):
-        draft, t, last = _open_deepseek(config, target, g)
+        draft, t, last, unsure = _open_deepseek(config, target, g)
         markov, name = MarkovHead.read(t, draft, f"{last}.markov_head."), f"{last}.confidence_head.proj"
         conf_min = DEEPSEEK_CONFIDENCE[config.accept] if conf_min is None else conf_min
     else:
@@ -95,11 +98,12 @@ def open_draft_dspark(config: SpecConfig, target: Target, g: GgufFile | None, no
 
     counted = "ds4" if is_deepseek(g) else "adaptive"
     price = block_price(target.gguf, g, draft.network.block_size)
-    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min, counted, price)
+    return Opened(make, limits.n_max, f"draft-dspark with {g.path.name}{clamped}", limits.n_min, counted, price, unsure)
 
 
 def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
-    from ds4py.drafters.eagle3 import Eagle3, EagleDraft
+    from ds4py.drafters.eagle3 import eagle_draft
+    from ds4py.drafters.recurrent import Recurrent
     from ds4py.models.eagle3 import Model
 
     assert g is not None, "open_drafters refuses draft-eagle3 without a file"
@@ -109,14 +113,39 @@ def open_draft_eagle3(config: SpecConfig, target: Target, g: GgufFile | None, no
     t.refuse_unused()
     limits, _ = _limits(config, kernels.max_rows - 2, config.p_min, default=N_MAX)
     identified = f"{identity(g)} {kernels.name}"
-    draft = EagleDraft(network, kernels, target.n_ctx, target.vocab_size, limits.n_max, model.kv_dtype, identified)
-    for graph in ("fuse", "write", "step"):
-        kernels.ready((draft, graph), getattr(network, graph))
+    draft = eagle_draft(network, kernels, target.n_ctx, target.vocab_size, limits.n_max, model.kv_dtype, identified)
+    measure = top_probability if limits.least > 0 else None
 
     def make(opportunistic: bool, user: str) -> Drafter:
-        return Eagle3(draft, limits, opportunistic)
+        return Recurrent(draft, limits, opportunistic, measure)
 
     return Opened(make, limits.n_max, f"draft-eagle3 with {g.path.name}", limits.n_min, price=model_price(target.gguf, g))
+
+
+def open_draft_mtp(config: SpecConfig, target: Target, g: GgufFile | None, notice: Notice | None) -> Opened:
+    from ds4py.drafters.mtp import NAME, lead, mtp_draft, odds
+    from ds4py.drafters.recurrent import Recurrent
+    from ds4py.models.deepseek4_dspark import check_origin
+    from ds4py.models.deepseek4_mtp import Model
+
+    assert g is not None, "open_drafters refuses draft-mtp without a file"
+    model, kernels = _listened(config, target, g), target.kernels
+    flash = _flash(target, model, g)
+    unsure = check_origin(g, target.gguf, "preview")
+    t = Tensors(g, kernels)
+    network = Model(t, flash)
+    t.refuse_unused()
+    margin = config.margin or 0.0
+    limits, _ = _limits(config, kernels.max_rows - 2, config.p_min or (odds(margin) if margin else 0.0), default=N_MAX)
+    identified = f"{identity(g)} {kernels.name}"
+    draft = mtp_draft(network, kernels, target.n_ctx, target.vocab_size, limits.n_max, model.kv_dtype, identified)
+    measure = top_probability if config.p_min else lead if margin else None
+
+    def make(opportunistic: bool, user: str) -> Drafter:
+        return Recurrent(draft, limits, opportunistic, measure)
+
+    price = model_price(target.gguf, g)
+    return Opened(make, limits.n_max, f"{NAME} with {g.path.name}", limits.n_min, price=price, unsure=unsure)
 
 
 def is_deepseek(g: GgufFile) -> bool:
@@ -134,19 +163,26 @@ def _open_dflash(config: SpecConfig, target: Target, g: GgufFile) -> tuple[Block
     return _block_draft(target, model, g, Model(g, t, Lender.of(model, target.gguf.path.name))), t
 
 
-def _open_deepseek(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors, str]:
-    """The stages of DeepSeek V4's draft, the tensors of which its heads are still to be taken, and their prefix."""
-    from ds4py.models.deepseek4 import Model as Flash
+def _open_deepseek(config: SpecConfig, target: Target, g: GgufFile) -> tuple[BlockDraft, Tensors, str, str]:
+    """The stages of DeepSeek V4's draft, the tensors of which its heads are still to be taken, their prefix; what is unsure."""
     from ds4py.models.deepseek4_dspark import Model, canonical, check_pair
 
     model = _listened(config, target, g)
-    if not isinstance(model.network, Flash):
-        raise UnsupportedError(f"{g.path} drafts for DeepSeek V4 Flash, and {target.gguf.path.name} is no such model")
-    check_pair(g, target.gguf, model.network.config)
+    flash = _flash(target, model, g)
+    unsure = check_pair(g, target.gguf, flash.config)
     g = canonical(g)
     t = Tensors(g, target.kernels)
-    network = Model(g, t, model.network)
-    return _block_draft(target, model, g, network), t, network.last
+    network = Model(g, t, flash)
+    return _block_draft(target, model, g, network), t, network.last, unsure
+
+
+def _flash(target: Target, model: LoadedModel, g: GgufFile) -> Flash:
+    """The target's network, for a draft that is made of its blocks."""
+    from ds4py.models.deepseek4 import Model as Flash
+
+    if not isinstance(model.network, Flash):
+        raise UnsupportedError(f"{g.path} drafts for DeepSeek V4 Flash, and {target.gguf.path.name} is no such model")
+    return model.network
 
 
 def _block_draft(target: Target, model: LoadedModel, g: GgufFile, network: Network) -> BlockDraft:

@@ -47,6 +47,9 @@ class RefLatentOps:
     def mean(self, h: torch.Tensor, n: int) -> torch.Tensor:
         return _streams(h, n).mean(1)
 
+    def stream_linear(self, h: torch.Tensor, weight: Any, n: int) -> torch.Tensor:
+        return self._ops.linear(h.reshape(len(h) * n, h.shape[1] // n), weight).view(len(h), -1)
+
     # --- rounding ---
     def fp8(self, x: torch.Tensor, n_dims: int) -> torch.Tensor:
         return torch.cat([_round_fp8(x[:, :n_dims]), x[:, n_dims:]], 1)

@@ -42,12 +42,16 @@ class Site:
             norm=t.vector(f"{blk}.{name}_norm.weight", c.n_embd),
         )
 
-    def run(self, ops: Ops, c: Config, h: Buf, half: Callable[[Buf], Buf]) -> Buf:
+    def enter(self, ops: Ops, c: Config, h: Buf) -> tuple[Buf, Buf]:
+        """What enters the half, normed [R, D], and the weights of the mixture."""
         lat = ops.latent
         m = ops.linear(ops.rms_norm(h, None, c.eps), self.fn)
         mixing = lat.mixing(m, self.scale, self.base, c.n_streams, c.n_mixing_iters, c.mixing_eps)
-        y = half(ops.rms_norm(lat.collapse(h, mixing, c.n_streams), self.norm, c.eps))
-        return lat.renew(h, y, mixing, c.n_streams)
+        return ops.rms_norm(lat.collapse(h, mixing, c.n_streams), self.norm, c.eps), mixing
+
+    def run(self, ops: Ops, c: Config, h: Buf, half: Callable[[Buf], Buf]) -> Buf:
+        x, mixing = self.enter(ops, c, h)
+        return ops.latent.renew(h, half(x), mixing, c.n_streams)
 
 
 @dataclass(frozen=True)

@@ -136,15 +136,27 @@ def variant(g: GgufFile) -> str | None:
     return None
 
 
-def check_pair(g: GgufFile, target: GgufFile, c: Config) -> None:
-    """UnsupportedError if the support file `g` was not made for the model `target`, as far as both tell."""
+def check_pair(g: GgufFile, target: GgufFile, c: Config) -> str:
+    """UnsupportedError if the DSpark file `g` was not made for the model `target`, as far as both tell. What they do not tell, in
+    a sentence, or ""."""
     if c.is_pro:
         raise UnsupportedError(f"{g.path} drafts for DeepSeek V4 Flash; {target.path.name} is V4 PRO, which has no such draft.")
-    ours, theirs = variant(g), variant(target)
+    ours = variant(g)
     if g.architecture.startswith("deepseek41") or (ours or "").startswith("v4.1"):
         raise UnsupportedError(f"{g.path} drafts for DeepSeek V4.1 Flash; {target.path.name} is V4 Flash, another network.")
-    if theirs == "preview" or (ours is not None and theirs is not None and ours != theirs):
-        made = f"for the checkpoint {ours}" if ours else "for 0731 or later"
+    if ours is None and variant(target) == "preview":
+        raise UnsupportedError(
+            f"{g.path} is made for 0731 or later, but {target.path.name} is of preview: take the file made for it."
+        )
+    return check_origin(g, target, ours)
+
+
+def check_origin(g: GgufFile, target: GgufFile, ours: str | None) -> str:
+    """UnsupportedError if the file `g`, which drafts for the checkpoint `ours`, contradicts what `target` says of itself. What
+    the two leave open, in a sentence, or ""."""
+    theirs = variant(target)
+    if ours is not None and theirs is not None and ours != theirs:
+        made = f"for the checkpoint {ours}"
         raise UnsupportedError(f"{g.path} is made {made}, but {target.path.name} is of {theirs}: take the file made for it.")
     one, other = (next((f.kv[name] for name in _REVISIONS if f.kv.get(name)), None) for f in (g, target))
     if one is not None and other is not None and one != other:
@@ -152,6 +164,13 @@ def check_pair(g: GgufFile, target: GgufFile, c: Config) -> None:
             f"{g.path} is made from revision {str(one)[:12]}, {target.path.name} from {str(other)[:12]}: "
             "take the file that belongs to the model."
         )
+    if (one is None or other is None) and (ours is None or theirs is None):
+        silent = g if ours is None else target
+        return (
+            f"{silent.path.name} does not say which checkpoint it is of; if {g.path.name} was not made for that of "
+            f"{target.path.name}, few drafts will be accepted"
+        )
+    return ""
 
 
 class Model:

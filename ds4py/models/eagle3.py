@@ -95,7 +95,7 @@ class Model:
         if header.count("target_hidden_size") != target.n_embd:
             both = f"a hidden size of {header.count('target_hidden_size')}, but {target.name} has {target.n_embd}"
             raise UnsupportedError(f"{g.path} is made for {both}: it is a draft for another model.")
-        self.n_embd = c.n_embd
+        self.n_embd = self.vector_len = c.n_embd
         self.feature_len = N_TAPS * target.n_embd
         self.d2t = read_d2t(g, t, target)
         self.fc = t.matrix("fc.weight", c.n_embd, self.feature_len)

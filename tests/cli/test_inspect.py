@@ -40,7 +40,7 @@ def shown(g: GgufFile) -> str:
         ("dflash", ["fc.weight", "markov_w1.weight"], {}, "a DSpark draft"),
         ("deepseek4-dspark", ["mtp.0.main_proj.weight"], {}, "a DSpark support file for DeepSeek V4 Flash"),
         ("deepseek4", ["mtp.0.main_proj.weight", "mtp.2.markov_w1.weight"], {}, "a DSpark support file"),
-        ("deepseek4", ["mtp.0.attn_norm.weight"], {}, "a legacy MTP support file"),
+        ("deepseek4", ["mtp.0.attn_norm.weight"], {}, "a one-stage MTP file"),
         (
             "qwen3next",
             ["blk.48.nextn.eh_proj.weight", "token_embd.weight"],

@@ -43,7 +43,7 @@ def test_a_cell() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UsageError, match="--spec needs drafters"):
         configs_of(parse("ds4-bench", ["--spec", "none"]))
-    with pytest.raises(UsageError, match="--spec draft-mtp is not in this build yet"):
+    with pytest.raises(UsageError, match="draft-mtp needs the file of the block that drafts"):
         configs_of(parse("ds4-bench", ["--spec", "ngram-mod,draft-mtp"]))
     with pytest.raises(UsageError, match="needs a draft model"):
         configs_of(parse("ds4-bench", ["--spec", "draft-simple"]))

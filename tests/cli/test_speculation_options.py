@@ -11,7 +11,7 @@ import pytest
 from ds4py.cli.chat import main
 from ds4py.cli.options import for_command, spellings
 from ds4py.cli.parsing import Values, parse
-from ds4py.cli.speculating import LATER, Speculation, asked_types, config_of, rows_needed
+from ds4py.cli.speculating import Speculation, asked_types, config_of, rows_needed
 from ds4py.cli.terminal import Terminal
 from ds4py.drafters import Drafters, ModSizes, NgramSizes, SpecConfig
 from ds4py.engine import SessionOptions
@@ -161,7 +161,9 @@ def test_lengths_are_1_to_1024(name: str, bad: str) -> None:
         (["--dspark-strict"], "--dspark needs the support file"),
         (["--mtp-model", "a", "-md", "b"], "--mtp-model and --spec-draft-model both name the file"),
         (["--spec-draft-candidates", "-1"], "--spec-draft-candidates must be a whole number"),
-        (["--spec-type", "ngram-mod,mtp"], "--spec-type draft-mtp is not in this build yet"),
+        (["--spec-type", "ngram-mod,mtp"], "draft-mtp needs the file of the block that drafts"),
+        (["--mtp-draft", "17"], "--mtp-draft must be a whole number from 1 to 16"),
+        (["--mtp-margin", "-1"], "--mtp-margin must be a number"),
         (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
         (["-ctkd", "q8_0"], "--spec-draft-type-k q8_0 is not available: .* quantised storage comes later"),
         (["-ctvd", "turbo3"], "--spec-draft-type-v turbo3 is not available: .*TurboQuant"),
@@ -223,8 +225,7 @@ def test_a_draft_file_of_a_later_kind_is_recognised(kind: str, architecture: str
     path = tmp_path / "draft.gguf"
     tensors = [NewTensor(tensor, (32,), GgmlType.F32, np.zeros(32, np.float32))]
     write_gguf(path, {"general.architecture": architecture, f"{architecture}.block_count": 1}, tensors)
-    assert kind in LATER
-    with pytest.raises(UnsupportedError, match=f"draft.gguf is made for {kind}, which is not in this build yet"):
+    with pytest.raises(UnsupportedError, match=f"draft.gguf is made for {kind}, which this build has for DeepSeek V4 only"):
         config("-md", str(path))
     assert config("-md", str(path), "--spec-type", "none").draft_model is None
 

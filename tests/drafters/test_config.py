@@ -85,13 +85,10 @@ def test_every_type_opens_and_a_list_is_a_chain(tiny_engine: Callable[..., Engin
     assert every.n_max == 31, "a draft and one row more fit a forward"
 
 
-def test_types_that_are_not_there_yet_are_refused_by_name(tiny_engine: Callable[..., Engine]) -> None:
-    with pytest.raises(UnsupportedError, match="draft-mtp"):
-        opened(tiny_engine(), types=("draft-mtp",))
+def test_types_that_come_with_a_file_need_one(tiny_engine: Callable[..., Engine]) -> None:
     for name in PRECEDENCE[5:]:
-        if name != "draft-mtp":
-            with pytest.raises(UsageError, match=f"{name} needs a draft model"):
-                opened(tiny_engine(), types=(name,))
+        with pytest.raises(UsageError, match=f"{name} needs {'the file' if name == 'draft-mtp' else 'a draft model'}"):
+            opened(tiny_engine(), types=(name,))
 
 
 def test_policy_and_rule_follow_the_mode_and_the_temperature(tiny_engine: Callable[..., Engine]) -> None:
@@ -153,6 +150,9 @@ def test_damaged_lookup_files_are_refused(tiny_engine: Callable[..., Engine], tm
         ("eagle3", (), "draft-eagle3"),
         ("qwen35", ("blk.3.nextn.eh_proj.weight",), "draft-mtp"),
         ("gemma4-assistant", (), "draft-mtp"),
+        ("deepseek4-mtp", (), "draft-mtp"),
+        ("deepseek4", ("mtp.0.e_proj.weight",), "draft-mtp"),
+        ("deepseek4-dspark", ("mtp.2.markov_head.markov_w1.weight",), "draft-dspark"),
         ("llama", (), "draft-simple"),
     ],
 )

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tiny_drafts import tiny_eagle3, write_draft
 from tiny_models import ARCHITECTURES, Tiny, make_tiny
 
-from ds4py.drafters import eagle3
+from ds4py.drafters.recurrent import Recurrent
 
 IDS = np.random.default_rng(22).integers(0, 256, 160).tolist()
 FORMS: dict[str, dict[str, Any]] = {
@@ -167,4 +167,4 @@ def test_guesses_leave_no_trace(pair: Pair) -> None:
         one.feed(drafter, IDS, [3])
     for a, b in zip(one.propose(busy, 5, 3)[1], one.propose(quiet, 5, 3)[1], strict=True):
         assert_array_equal(a, b)
-    assert isinstance(busy, eagle3.Eagle3)
+    assert isinstance(busy, Recurrent)

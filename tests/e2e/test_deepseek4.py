@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from deepseek4_reference import spark_weights
+from deepseek4_reference import mtp_weights, spark_weights
 from tiny_v4 import make_tiny, spark_keys, write_support
 
 from ds4py.cli.chat import main
@@ -30,6 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = spark_keys([1, 2, 3], 32, 319)
     write_support(made / "support.gguf", stages, tiny.config, keys, GgmlType.Q8_0)
     write_support(made / "vision.gguf", stages, tiny.config, {**keys, "dspark.checkpoint_variant": "vision-exp"}, GgmlType.Q8_0)
+    named = {"general.architecture": "deepseek4-mtp", "general.name": "DeepSeek V4 Flash MTP support"}
+    write_support(made / "mtp.gguf", mtp_weights(tiny.config), tiny.config, named, GgmlType.Q8_0)
     tiny.extra["deepseek4.checkpoint_variant"] = "0731"
     tiny.write(made / "stated.gguf", GgmlType.Q8_0)
     return made
@@ -38,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ds4(capsys: pytest.CaptureFixture[str], folder: Path) -> Ds4:
     def run(options: str, model: str = "flash.gguf") -> tuple[int, str, str]:
-        filled = options.format(support=folder / "support.gguf", vision=folder / "vision.gguf")
+        filled = options.format(support=folder / "support.gguf", vision=folder / "vision.gguf", mtp=folder / "mtp.gguf")
         code = main(["-m", str(folder / model), *RUN.split(), "-p", TEXT, *filled.split()])
         out, err = capsys.readouterr()
         return code, out, err
@@ -58,6 +60,45 @@ def test_drafting_changes_no_letter(ds4: Ds4, sampling: str) -> None:
     assert plain[0] == spark[0] == 0 and len(plain[1]) > 10
     assert spark[1] == plain[1]
     assert drafted(spark[2]) > 20 and "draft-dspark with support.gguf, up to 5 tokens ahead" in spark[2]
+
+
+@pytest.mark.parametrize("sampling", ["--temp 0", "--temp 1 --seed 7 --mtp-exact-sampling", "--temp 0 --backend reference -n 12"])
+def test_one_stage_mtp_changes_no_letter(ds4: Ds4, sampling: str) -> None:
+    plain = ds4(sampling)
+    mtp = ds4(f"{sampling} --mtp-model {{mtp}} --mtp-draft 4 --mtp-margin 0 --spec-depth fixed")
+    assert plain[0] == mtp[0] == 0 and mtp[1] == plain[1]
+    assert drafted(mtp[2]) > 20 and "draft-mtp with mtp.gguf (mtp.gguf was taken for one" in mtp[2] and "up to 3 tokens" in mtp[2]
+    strict = ds4(f"{sampling} --mtp-model {{mtp}} --mtp-draft 4 --spec-depth fixed")  # no guess of random weights leads by 3
+    assert strict[1] == plain[1] and drafted(strict[2]) == 0 and "up to 3 tokens ahead, fixed depth" in strict[2]
+
+
+def test_one_stage_mtp_drafts_when_it_is_asked_to(ds4: Ds4) -> None:
+    """As in ds4 --mtp-draft is 1 where nobody says, which is the model's own token; -md drafts as in llama.cpp."""
+    code, out, err = ds4("--temp 0 --mtp-model {mtp}")
+    assert code == 0 and drafted(err) == 0 and "off, because of --mtp-draft 1; draft-mtp with mtp.gguf" in err
+    code, again, err = ds4("--temp 0 -md {mtp} --spec-depth fixed")
+    assert code == 0 and again == out and drafted(err) > 20 and "up to 3 tokens ahead" in err
+    assert "warning: flash.gguf does not say which checkpoint it is of; if mtp.gguf was not made for that of flash.gguf" in err
+    for options in ("--mtp-model {support} --mtp-draft 2 --mtp-margin 1", "--dspark --mtp-model {support} --mtp-draft 9"):
+        code, again, err = ds4(f"--temp 0 {options}")
+        assert code == 0 and again == out and "draft-dspark with support.gguf" in err and "up to 5 tokens ahead" in err
+        assert "changed nothing: they are for one-stage MTP, and this file is for draft-dspark" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "code", "says"),
+    [
+        ("--dspark --mtp-model {mtp}", "flash.gguf", 1, "mtp.gguf is made for draft-mtp, not for draft-dspark"),
+        ("--mtp-model {mtp}", "stated.gguf", 1, "mtp.gguf is made for the checkpoint preview, but stated.gguf is of 0731"),
+        ("--mtp-model {mtp} --mtp-draft 0", "flash.gguf", 2, "--mtp-draft must be a whole number from 1 to 16"),
+        ("-md {mtp} --mtp-draft 2 --spec-draft-n-max 3", "flash.gguf", 2, "--mtp-draft and --spec-draft-n-max set"),
+        ("", "mtp.gguf", 1, "mtp.gguf is a one-stage MTP file for DeepSeek V4 Flash, not a model"),
+        ("--mtp", "flash.gguf", 2, "--mtp is not in this build yet"),
+    ],
+)
+def test_what_one_stage_mtp_cannot_do_is_one_sentence(ds4: Ds4, options: str, model: str, code: int, says: str) -> None:
+    found, out, err = ds4(options, model)
+    assert found == code and not out and says in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize("option", ["--dspark-strict", "--dspark --quality"])
@@ -95,5 +136,6 @@ def test_the_memory_line_tells_raw_from_compressed_rows(ds4: Ds4, folder: Path) 
     """It said 0.00 GiB and 0 rows compressed, whatever the pools took."""
     err = ds4("--temp 0 -n 1 -c 400")[2]
     assert "raw_kv_rows=400 compressed_kv_rows=100" in err  # an entry for every four positions
+    assert ", draft 0.00 GiB, total" in ds4("--temp 0 -n 1 --dspark --mtp-model {support}")[2] and ", draft" not in err
     info = Engine.open(open_gguf(folder / "flash.gguf"), EngineOptions(n_ctx=400)).info()
     assert 0 < info.pooled_bytes < info.kv_bytes and info.pooled_rows == 100

@@ -103,6 +103,16 @@ def test_four_bit_rounding_is_exact(kernels: Kernels) -> None:
     assert_array_equal(run(kernels, x, lambda ops, b: ops.latent.fp4(b)), fp4(torch.tensor(x)).numpy())
 
 
+def test_one_matrix_for_every_stream(kernels: Kernels, pick: Picker) -> None:
+    """Streams of 32 values to streams of 48, for fewer and more rows than the kernels take at once."""
+    matrix = RNG.normal(size=(48, N_DIMS)).astype(np.float32)
+    weight = pick.weight(matrix)
+    for n_rows in (1, 7, 70):
+        x = RNG.normal(size=(n_rows, 4 * N_DIMS)).astype(np.float32)
+        ours = run(kernels, x, lambda ops, b: ops.latent.stream_linear(b, weight, 4))
+        assert_allclose(ours.reshape(-1, 48), x.reshape(-1, N_DIMS).astype(np.float64) @ matrix.T, atol=2e-5)
+
+
 def test_hadamard_transform(kernels: Kernels) -> None:
     x = RNG.normal(size=(5, 3 * 32)).astype(np.float32)
     ours = run(kernels, x, lambda ops, b: ops.latent.hadamard(b, 3))

@@ -30,7 +30,7 @@ def contenders(values: Values) -> list[Contender]:
     accept = "exact" if values.flag("mtp_exact_sampling") else "opportunistic"
     found = []
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
-        types = checked_types(name.split("+"), "--drafters")
+        types = checked_types(name.split("+"))
         if not types:
             raise UsageError("--drafters needs drafters to measure, such as ngram-map-k,ngram-mod or ngram-map-k+draft-simple")
         needs_draft = any(kind.startswith("draft-") for kind in types)

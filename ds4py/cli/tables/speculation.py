@@ -73,8 +73,22 @@ _DS4 = (
         "file",
         metavar="FILE",
     ),
-    _later("--mtp-draft", "legacy MTP draft length", _MTP, "int"),
-    _later("--mtp-margin", "legacy MTP verifier margin", _MTP, "float"),
+    _row(
+        "--mtp-draft",
+        "of a one-stage MTP file: tokens per cycle, the one that the model chooses itself included (1: nothing is drafted)",
+        "int",
+        metavar="N",
+        default=1,
+        range=Range(1, 16),
+    ),
+    _row(
+        "--mtp-margin",
+        "of a one-stage MTP file: end a draft where the best logit leads the second by less than F; 0 = never",
+        "float",
+        metavar="F",
+        default=3.0,
+        range=Range(0),
+    ),
     _row(
         "--mtp-timing",
         "print cycles, acceptance and times of any drafter at the end",
@@ -106,7 +120,8 @@ _CHOOSING = (
     _row(
         "--spec-type",
         "which drafters, separated by commas: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, "
-        "draft-simple, draft-eagle3, draft-dflash, draft-dspark; asked in this order (default none, or what the draft's file is)",
+        "draft-simple, draft-eagle3, draft-mtp, draft-dflash, draft-dspark; asked in this order (default none, or what the "
+        "draft's file is)",
         "text",
         metavar="LIST",
         env="LLAMA_ARG_SPEC_TYPE",
@@ -144,7 +159,7 @@ _CHOOSING = (
 _DRAFT_MODEL = (
     _row(
         "--spec-draft-model",
-        "a GGUF that drafts: a smaller model of the same vocabulary, or an EAGLE-3, DFlash or DSpark draft made for the model",
+        "a GGUF that drafts: a smaller model of the same vocabulary, or an EAGLE-3, MTP, DFlash or DSpark draft made for it",
         "file",
         "-md",
         "--model-draft",

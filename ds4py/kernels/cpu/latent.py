@@ -74,6 +74,12 @@ class LatentRecorder:
         self._op(at, [h.address, 0, 0, out.address, out.width, h.n_rows], "row", [h], [out])
         return out
 
+    def stream_linear(self, h: Buffer, weight: CpuWeight, n: int) -> Buffer:
+        """One product over the streams of all rows, taken as rows of their own."""
+        _part(n * weight.n_rows, n)  # so that the product has no padding between streams
+        out = self._r.linear(View(h, h.n_rows * n, _part(h.width, n)), weight)
+        return View(out, h.n_rows, n * weight.n_rows)
+
     # --- rounding ---
     def fp8(self, x: Buffer, n_dims: int) -> Buffer:
         return self._rounded("fp8", x, n_dims)
