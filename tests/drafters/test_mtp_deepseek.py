@@ -23,6 +23,7 @@ from toy_model import remembered
 from ds4py.drafters import Drafters, SpecConfig, open_drafters
 from ds4py.drafters.mtp import lead, mtp_draft, odds
 from ds4py.drafters.opened import Target
+from ds4py.drafters.price import read_bytes
 from ds4py.drafters.recurrent import Recurrent
 from ds4py.engine import Engine, FixedDepth, SessionOptions
 from ds4py.errors import FormatError, UnsupportedError
@@ -361,3 +362,12 @@ def test_which_files_it_takes_for_which_model(pair: Pair, folder: Path) -> None:
     model = SimpleNamespace(network=object(), kernels=pair.model.kernels, kv_dtype=np.dtype("float32"))
     with pytest.raises(UnsupportedError, match="drafts for DeepSeek V4 Flash, and tiny.gguf is no such model"):
         replace(pair, model=model).open()  # type: ignore[arg-type]
+
+
+def test_its_price_counts_the_experts_that_a_row_uses(pair: Pair) -> None:
+    """The file does not say how many; with all of them a real draft would be too dear to be asked above temperature 0."""
+    g, (price,) = open_gguf(pair.block), pair.open().prices
+    used = {name: t.nbytes * (0.25 if "_exps" in name else 1) for name, t in g.tensors.items() if len(t.shape) > 1}
+    head = pair.target.tensors["output.weight"].nbytes
+    every = read_bytes(pair.target)[0]
+    assert price.token == pytest.approx((sum(used.values()) + head) / every) and price.token < 0.5
