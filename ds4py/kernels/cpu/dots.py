@@ -107,6 +107,21 @@ class Vectors:
         return [memory + offset for memory in self._memory]
 
 
+class Registers(Vectors):
+    """The same with the weights of a block in registers, for as long as the block is multiplied."""
+
+    def __init__(self, f: Fn, t: Target, form: Packed):
+        super().__init__(f, t, form)
+        self._held: dict[tuple[int, int, int], Planes] = {}
+
+    def put(self, half: int, part: int, quads: list[Val]) -> None:
+        for j, quad in enumerate(quads):
+            self._held[half, j, part] = prepare(self.f, self.t, quad, self.form.signed)
+
+    def _load(self, half: int, quad: int, part: int) -> Planes:
+        return self._held[half, quad, part]
+
+
 class Amx:
     """TDPBSSD: 16 activation rows x a sub-block x 16 outputs in one instruction. A tile of weights is the sub-block's quads as
     they lie; a tile of sums is stored and read back by rows. The unit could take two blocks at once, but each has its scale."""

@@ -8,8 +8,8 @@ fused multiply-add per row and lane, in block order. That is all there is to row
 Activations: a row of K inputs is [int8 q: 32 nb][f32 d: nb][i32 sums of 16: 2 nb], x = d q with d = max|x| / 127 in each block of
 32; nb is even. 44 nb bytes.
 
-What mattered, in order (measured): lanes are output rows (packed.py); several groups at once, so that more than one stream of
-addresses is open, and a prefetch about 1 KB ahead; the weights of a block are unpacked once for all rows.
+What mattered, in order (measured): lanes are output rows (packed.py); on AVX2 several groups at once, so that more than one
+stream of addresses is open, with AVX-512 one; a prefetch 1 to 4 KB ahead; a block's weights are unpacked once for all rows.
 """
 
 from __future__ import annotations
@@ -22,23 +22,28 @@ from ds4py.kernels.cpu.lanes import dot_quads, fma, hsum, load_bf16, load_f16, l
 from ds4py.kernels.cpu.packed import BLOCK, GROUP, Packed
 from ds4py.kernels.cpu.target import Target
 
-PREFETCH = 1024  # bytes ahead
 ROW_BYTES = BLOCK + 4 + 8  # of a quantised activation row, per block
 
 
+def prefetch(f: Fn, t: Target, form: Packed, pair: Val) -> None:
+    """Ask for the pair of blocks that lies some way ahead."""
+    ahead = 4096 if t.path == "avx512" else 1024
+    for o in range(0, form.pair_bytes, 64):
+        f.prefetch(pair + (ahead + o))
+
+
 def chunks(t: Target, form: Packed) -> tuple[int, ...]:
-    """Row counts that have a micro kernel, 1, 2, ... ascending. More rows go to tiles.py from `most_rows` + 1 on."""
+    """Row counts that have a micro kernel, 1, 2, ... ascending. More rows than `most_rows` go to few.py or tiles.py."""
     if t.path == "avx2" and not form.signed:
         return (1, 2, 3)
     return (1, 2, 3, 4, 8) if t.path == "avx512" else (1, 2, 3, 4)
 
 
 def most_rows(t: Target, form: Packed) -> int:
-    """Up to how many rows these kernels are at least as fast as tiles.py's: measured on AVX2 and without dot products; with
-    AVX-512 taken to be what the registers hold."""
+    """Up to how many rows these kernels are at least as fast as tiles.py's, or few.py's (measured)."""
     if t.path == "avx2":
         return 7 if form.signed else 3
-    return 8 if t.path == "avx512" else 5
+    return 1 if t.path == "avx512" else 5
 
 
 def cut(n_rows: int, sizes: tuple[int, ...]) -> list[int]:
@@ -51,8 +56,9 @@ def cut(n_rows: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 def streams(t: Target, m: int) -> int:
-    """Groups walked at once: many for one row (bandwidth), few for many (registers)."""
-    return {1: 4, 2: 4 if t.lanes == 16 else 2}.get(m, 2 if t.lanes == 16 else 1)
+    """Groups walked at once: many for one row (bandwidth), few for many (registers). A core with AVX-512 follows one stream of
+    addresses at the full rate, and four at 60 % of it."""
+    return 1 if t.path == "avx512" else {1: 4, 2: 2}.get(m, 1)
 
 
 def micro(form: Packed, m: int, t: Target) -> Builder:
@@ -79,8 +85,7 @@ def micro(form: Packed, m: int, t: Target) -> Builder:
                 with f.loop(0, n_pairs) as i:
                     for k in range(n_groups):
                         at = base + group_bytes * k + i * form.pair_bytes
-                        for o in range(0, form.pair_bytes, 64):
-                            f.prefetch(at + (PREFETCH + o))
+                        prefetch(f, t, form, at)
                         for half in range(2):
                             _block(
                                 f,

@@ -142,7 +142,7 @@ def implementation(kernels: CpuKernels, program: Program, weight: CpuWeight) -> 
         runs = [(m, parts.count(m)) for m in sorted(set(parts), reverse=True)]
         called = " + ".join(names[by_rows[m]] + (f" x {n}" if n > 1 else "") for m, n in runs)
         return f"{called}: {DOT[kernels.path]}"
-    if called.startswith("tiles_"):
+    if called.startswith(("tiles_", "few_")):
         return f"{called}: {'tdpbssd, 16 x 16 tiles' if kernels.library.target.matrix else DOT[kernels.path]}"
     if called == "iq2_xxs":
         return f"{called}, from the file's layout: {iq2.DOT[kernels.path]}"

@@ -22,9 +22,9 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf.types import GgmlType
-from ds4py.kernels.cpu import attention, iq2, matmul, rowwise, tiles, unpack
+from ds4py.kernels.cpu import attention, few, iq2, matmul, rowwise, tiles, unpack
 from ds4py.kernels.cpu.executor import RECORD
-from ds4py.kernels.cpu.packed import BLOCK, pairs, tile_bytes
+from ds4py.kernels.cpu.packed import BLOCK, Packed, pairs, tile_bytes
 from ds4py.kernels.cpu.weights import FLOATS, CpuWeight
 from ds4py.protocols import F32, Rope
 
@@ -174,8 +174,7 @@ class Recorder:
         if weight.form is not None and x.n_rows > matmul.most_rows(self.backend.library.target, weight.form):
             q, form = self._quantised(x, tiled=True), weight.form
             args = [weight.address, q.address, out.address, weight.padded_rows, pairs(weight.row_len), weight.n_groups, x.n_rows]
-            at = self.backend.kernel(f"tiles_{form.name}", lambda t: tiles.product(form, t))
-            self._op(at, args, "own", [q], [out])
+            self._op(self._many_rows(form, x.n_rows), args, "own", [q], [out])
         else:
             product = self._product(x, weight, out)
             self._op(product.kernel, product.args, "own", [product.read], [out])
@@ -328,6 +327,12 @@ class Recorder:
         at = b.kernel(f"float_{kind}", lambda t: matmul.float_product(kind, t))
         args = [weight.file_address, x.address, out.address, weight.padded_rows, x.width, weight.row_len, weight.n_rows, x.n_rows]
         return Product(at, args, x, x.width * 4, 9)
+
+    def _many_rows(self, form: Packed, n_rows: int) -> int:
+        """The kernel for rows in tiles."""
+        if few.covers(self.backend.library.target, n_rows):
+            return self.backend.kernel(f"few_{form.name}_{n_rows}", lambda t: few.product(form, n_rows, t))
+        return self.backend.kernel(f"tiles_{form.name}", lambda t: tiles.product(form, t))
 
     def _cut(self, out: Buffer, n: int) -> Buffer:
         """A product's buffer without the padding columns beyond the next multiple of 4."""

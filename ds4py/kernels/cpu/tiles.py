@@ -21,10 +21,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from ds4py.kernels.cpu.compile import Builder
-from ds4py.kernels.cpu.dots import Engine, engine
+from ds4py.kernels.cpu.dots import Engine, Registers, engine
 from ds4py.kernels.cpu.ir import F32, I64, Fn, Val, vec
 from ds4py.kernels.cpu.lanes import fma
-from ds4py.kernels.cpu.matmul import PREFETCH, block_quads, block_scale
+from ds4py.kernels.cpu.matmul import block_quads, block_scale, prefetch
 from ds4py.kernels.cpu.packed import BLOCK, GROUP, HALF_BYTES, SCALES, SUMS_16, SUMS_32, TILE, Packed
 from ds4py.kernels.cpu.target import Target
 
@@ -41,7 +41,7 @@ def product(form: Packed, t: Target) -> Builder:
         f = Fn(module, name, [I64] * 3)
         args, tid, nt = f.args
         w, x, y, ldy, n_pairs, n_groups, n_rows = (f.load(args + 8 * i, I64, 8) for i in range(2, 9))
-        kernel = _Kernel(f, t, form)
+        kernel = _Scratch(f, t, form)
         pair_stride = (n_rows + (TILE - 1)) / TILE * (2 * HALF_BYTES)
         with f.loop(n_groups * tid / nt, n_groups * (tid + 1) / nt) as g, f.loop(0, n_rows, AT_ONCE) as first:
             n = f.min(n_rows - first, f.i64(AT_ONCE))
@@ -56,14 +56,69 @@ def product(form: Packed, t: Target) -> Builder:
     return build
 
 
-class _Kernel:
-    """The parts of `product`'s loop, and the scratch memory between them."""
+class _Blocks:
+    """The arithmetic of a block, wherever its weights and scales are kept."""
+
+    engine: Engine
 
     def __init__(self, f: Fn, t: Target, form: Packed):
         self.f, self.t, self.form = f, t, form
-        self.engine: Engine = engine(f, t, form)
         self.floats = vec(F32, t.lanes)
         self.n_scales = form.subs * (2 if form.has_min else 1)
+
+    def block(self, half: int, x: Val, r: Val, n: int) -> dict[tuple[int, int], Val]:
+        """What d is multiplied with in the module's formula, by row and part; x: this half of the tile, n rows from r."""
+        f, t, form, engine = self.f, self.t, self.form, self.engine
+        offset = form.offset + engine.bias
+        totals: dict[tuple[int, int], Val] = {}
+        for u in range(form.subs):
+            sums_at = x + r * 4 + SUMS_32 if form.subs == 1 else x + r * 8 + (SUMS_16 + 4 * u)
+            for i, dots in enumerate(engine.sums(half, u, x + r * BLOCK, n)):
+                given = f.splat(f.load(sums_at + (4 if form.subs == 1 else 8) * i, F32, 4), t.lanes)
+                for part, dot in enumerate(dots):
+                    v = f.to_float(dot)
+                    if offset:
+                        v = fma(f, t, given, f.c(v.type, -offset), v)
+                    scale = self.scale(half, u, part)
+                    v = v * scale if u == 0 else fma(f, t, v, scale, totals[i, part])
+                    if form.has_min:
+                        v = fma(f, t, self.scale(half, form.subs + u, part), given, v)
+                    totals[i, part] = v
+        return totals
+
+    def scale(self, half: int, u: int, part: int) -> Val:
+        """Scale or minimum `u` of a block, as f32 lanes."""
+        raise NotImplementedError
+
+    def quads_and_scales(self, pair: Val, half: int, part: int) -> tuple[list[Val], list[Val]]:
+        """A block as it comes from memory, for one part of the outputs."""
+        f, t, form = self.f, self.t, self.form
+        at = pair + (2 * (form.low_bytes + form.high_bytes) + half * form.scale_bytes + 2 * t.lanes * part)
+        return block_quads(f, t, form, pair, half, part), [block_scale(f, t, form, at + 32 * u) for u in range(self.n_scales)]
+
+
+class Held(_Blocks):
+    """One block in registers."""
+
+    def __init__(self, f: Fn, t: Target, form: Packed, pair: Val, half: int):
+        super().__init__(f, t, form)
+        self.engine = Registers(f, t, form)
+        self._scales = []
+        for part in range(t.parts):
+            quads, scales = self.quads_and_scales(pair, half, part)
+            self.engine.put(half, part, quads)
+            self._scales.append(scales)
+
+    def scale(self, half: int, u: int, part: int) -> Val:
+        return self._scales[part][u]
+
+
+class _Scratch(_Blocks):
+    """The parts of `product`'s loop, and the scratch memory between them."""
+
+    def __init__(self, f: Fn, t: Target, form: Packed):
+        super().__init__(f, t, form)
+        self.engine: Engine = engine(f, t, form)
         self.scales = f.scratch(ir.ArrayType(F32, 2 * self.n_scales * GROUP))
         self.acc = f.scratch(ir.ArrayType(F32, AT_ONCE * GROUP))
 
@@ -74,15 +129,13 @@ class _Kernel:
 
     def unpack(self, pair: Val) -> None:
         """A pair of blocks to scratch memory: bytes as the engine wants them, scales as f32."""
-        f, t, form = self.f, self.t, self.form
-        for o in range(0, form.pair_bytes, 64):
-            f.prefetch(pair + (PREFETCH + o))
+        f, t = self.f, self.t
+        prefetch(f, t, self.form, pair)
         for half in range(2):
-            at = pair + (2 * (form.low_bytes + form.high_bytes) + half * form.scale_bytes)
             for part in range(t.parts):
-                self.engine.put(half, part, block_quads(f, t, form, pair, half, part))
-                for u in range(self.n_scales):
-                    scale = block_scale(f, t, form, at + (32 * u + 2 * t.lanes * part))
+                quads, scales = self.quads_and_scales(pair, half, part)
+                self.engine.put(half, part, quads)
+                for u, scale in enumerate(scales):
                     f.store(self._scale_at(half, u, part), scale, 4 * t.lanes)
         self.engine.ready()
 
@@ -107,30 +160,13 @@ class _Kernel:
         f, t = self.f, self.t
         for half in range(2):
             at = x + half * HALF_BYTES
-            for (i, part), total in self._block(half, at, r, n).items():
+            for (i, part), total in self.block(half, at, r, n).items():
                 d = f.splat(f.load(at + r * 4 + (SCALES + 4 * i), F32, 4), t.lanes)
                 sum_at = acc + (i * GROUP + part * t.lanes) * 4
                 f.store(sum_at, fma(f, t, total, d, self._load(sum_at)), 4 * t.lanes)
 
-    def _block(self, half: int, x: Val, r: Val, n: int) -> dict[tuple[int, int], Val]:
-        """What d is multiplied with in the module's formula, by row and part; x: this half of the tile, n rows from r."""
-        f, t, form, engine = self.f, self.t, self.form, self.engine
-        offset = form.offset + engine.bias
-        totals: dict[tuple[int, int], Val] = {}
-        for u in range(form.subs):
-            sums_at = x + r * 4 + SUMS_32 if form.subs == 1 else x + r * 8 + (SUMS_16 + 4 * u)
-            for i, dots in enumerate(engine.sums(half, u, x + r * BLOCK, n)):
-                given = f.splat(f.load(sums_at + (4 if form.subs == 1 else 8) * i, F32, 4), t.lanes)
-                for part, dot in enumerate(dots):
-                    v = f.to_float(dot)
-                    if offset:
-                        v = fma(f, t, given, f.c(v.type, -offset), v)
-                    scale = self._load(self._scale_at(half, u, part))
-                    v = v * scale if u == 0 else fma(f, t, v, scale, totals[i, part])
-                    if form.has_min:
-                        v = fma(f, t, self._load(self._scale_at(half, form.subs + u, part)), given, v)
-                    totals[i, part] = v
-        return totals
+    def scale(self, half: int, u: int, part: int) -> Val:
+        return self._load(self._scale_at(half, u, part))
 
     def _load(self, at: Val) -> Val:
         return self.f.load(at, self.floats, 4 * self.t.lanes)
