@@ -112,6 +112,14 @@ def literal(marker: str, tokens: Mapping[str, int]) -> str:
     return f"<[{tokens[marker]}]>" if marker in tokens else quoted(marker)
 
 
+def beginnings(*parts: str) -> str:
+    """A regular expression of everything that `parts` in a row begin with, all of it and nothing at all included."""
+    pattern = ""
+    for part in reversed(parts):
+        pattern = f"(?:{part}{pattern})?"
+    return pattern
+
+
 @dataclass(frozen=True)
 class ObjectState:
     """Where the reading of `{"name": ..., "arguments": {...}}` is."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ds4py.chat import Called, CallEnd, CallStart, Text, collect
 from ds4py.chat.calls import CallParser, CallPart, CallSyntax, Plain, joined
 from ds4py.chat.formats.bare_json import BareCalls
+from ds4py.chat.formats.mistral import MistralCalls
 from ds4py.chat.formats.tagged import TaggedCalls
 
 TOOLS: list[dict[str, Any]] = [
@@ -21,7 +22,7 @@ TOOLS: list[dict[str, Any]] = [
         "g": {"a": {"type": "string"}, "any": {}},
     }.items()
 ]
-TAGGED, XML, BARE = TaggedCalls(), TaggedCalls(xml=True), BareCalls()
+TAGGED, XML, BARE, GLM, MISTRAL = TaggedCalls(), TaggedCalls(xml=True), BareCalls(), TaggedCalls(glm="\n"), MistralCalls()
 
 
 def read(syntax: CallSyntax, pieces: list[str]) -> list[CallPart]:
@@ -79,6 +80,7 @@ CASES = [  # syntax, text, plain text, calls
     (XML, "<tool_call>\n<function=f>\n<parameter=s>\na\n</function>\n</tool_call>", "", [("f", '{"s": "a"}', True)]),
     (XML, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>", "", [("f", '{"s": "a"}', True)]),
     (XML, "<tool_call>\n<function=f>\n<parameter=s>\nab", "", [("f", '{"s": "ab', False)]),
+    (XML, "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<param", "", [("f", '{"s": "a"', False)]),
     (XML, "<tool_call>\n<function=f", "<tool_call>\n<function=f", []),
     (XML, ONE, "", [("f", '{"s": "a"}', True)]),
     # bare objects: only at the start, and only with a tool's name
@@ -94,6 +96,34 @@ CASES = [  # syntax, text, plain text, calls
     (BARE, '```json\n{"name": "g", "parameters": {"a": "b"}}\n```', "", [("g", '{"a": "b"}', True)]),
     (BARE, '```json\n{"x": 1}\n```', '```json\n{"x": 1}\n```', []),
     (BARE, "```python\nf()\n```", "```python\nf()\n```", []),
+    # GLM's keys and values, with line breaks between the tags or without
+    (GLM, "Look:\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a \"b\"\n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>5"
+     "</arg_value>\n</tool_call>", "Look:", [("f", '{"s": "a \\"b\\"\\n", "n": 5}', True)]),
+    (GLM, "<tool_call>f<arg_key>s</arg_key><arg_value></tool_call> <</arg_value></tool_call><tool_call>g</tool_call>", "",
+     [("f", '{"s": "</tool_call> <"}', True), ("g", "{}", True)]),
+    (GLM, "<tool_call>other<arg_key>l</arg_key><arg_value>[1]</arg_value>", "", [("other", '{"l": "[1]"}', True)]),
+    (GLM, "<tool_call>f<arg_key>l</arg_key><arg_value>[1, 2]</arg_value></tool_call>", "", [("f", '{"l": [1, 2]}', True)]),
+    (GLM, "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg_val", "", [("f", '{"s": "ab', False)]),
+    (GLM, "<tool_call>f<arg_key>s", "", [("f", "", False)]),
+    (GLM, "<tool_call>f", "<tool_call>f", []),
+    (GLM, "<tool_call>other</tool_call>", "<tool_call>other</tool_call>", []),
+    (GLM, ONE, "", [("f", '{"s": "a"}', True)]),
+    (TAGGED, "<tool_call>\nf\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n</tool_call>", "", [("f", '{"s": "a"}', True)]),
+    # Mistral's, as a list and as names with arguments
+    (MISTRAL, 'Look: [TOOL_CALLS] [{"name": "f", "arguments": {"s": "]}"}, "id": "abcdefghi"}, {"name": "g", "arguments": {}}]',
+     "Look:", [("f", '{"s": "]}"}', True), ("g", "{}", True)]),
+    (MISTRAL, '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"s": "[TOOL_CALLS]"}[TOOL_CALLS]g[ARGS]{}', "",
+     [("f", '{"s": "[TOOL_CALLS]"}', True), ("g", "{}", True)]),
+    (MISTRAL, '[TOOL_CALLS]f{"n": 1} done', " done", [("f", '{"n": 1}', True)]),
+    (MISTRAL, '[TOOL_CALLS] {"name": "f", "arguments": {"n": 1}}', "", [("f", '{"n": 1}', True)]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1}}', "", [("f", '{"n": 1}', True)]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": {"s": "a', "", [("f", '{"s": "a', False)]),
+    (MISTRAL, '[TOOL_CALLS]f[ARGS]{"s": "a', "", [("f", '{"s": "a', False)]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "f"}, {"x": 1}]', ', {"x": 1}]', [("f", "{}", True)]),
+    (MISTRAL, "a [TOOL_CALLS] what?", "a [TOOL_CALLS] what?", []),
+    (MISTRAL, "[TOOL_CALLS] [1, 2]", "[TOOL_CALLS] [1, 2]", []),
+    (MISTRAL, "[TOOL_CALLS]f[CALL_ID]ab", "[TOOL_CALLS]f[CALL_ID]ab", []),
+    (MISTRAL, "a list [1] and [TOOL", "a list [1] and [TOOL", []),
     # small models forget the tags
     (TAGGED, '{"name": "f", "arguments": {"s": "a"}}', "", [("f", '{"s": "a"}', True)]),
     (TAGGED, '```json\n{"name": "f", "arguments": {"s": "a"}}\n```\n', "", [("f", '{"s": "a"}', True)]),
@@ -115,9 +145,12 @@ def test_every_cut_gives_the_same(syntax: CallSyntax, text: str, plain: str, cal
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_arbitrary_text_is_never_lost_and_never_depends_on_cuts(data: st.DataObject) -> None:
-    syntax = data.draw(st.sampled_from([TAGGED, XML, BARE]))
+    syntax = data.draw(st.sampled_from([TAGGED, XML, BARE, GLM, MISTRAL]))
     words = ["<tool_call>", "</tool_call>", "{", "}", '"name"', ": ", '"f"', '"arguments"', "<function=f>", "<parameter=s>", "\n"]
     more = ["</parameter>", "</function>", "<", ",", "\\", '"', "x", " ", "[", "]", ";"]
+    glm = ["f", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+    mistral = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", '{"name": "f"', "}", ", "]
+    more += glm if syntax is GLM else mistral * 2 if syntax is MISTRAL else []
     text = "".join(data.draw(st.lists(st.sampled_from(words + more), max_size=25)))
     whole = read(syntax, [text])
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
@@ -158,6 +191,10 @@ def test_what_is_payload() -> None:
     assert payload_of(TAGGED, text) == 'Hi <t\n<tva\\"l"x"'
     xml = "<tool_call>\n<function=f>\n<parameter=s>\na </b> c\n</parameter>\n</function>\n</tool_call>"
     assert payload_of(XML, xml) == "<t\na </b> c\n</p"
+    glm = "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>\na </b></arg_value>\n</tool_call>"
+    assert payload_of(GLM, glm) == "<t\na </b></a"
+    assert payload_of(MISTRAL, 'a [T [TOOL_CALLS][{"name": "f", "arguments": {"s": "ab"}}]') == 'a [T[Tab"'
+    assert payload_of(MISTRAL, '[TOOL_CALLS]f[ARGS]{"s": "ab"}') == '[Tab"'
     assert payload_of(BARE, '{"name": "f", "parameters": {"s": "ab"}}') == '{"name": "f",ab"'  # until it is known for a call
     assert payload_of(TAGGED, '{"name": "Ada", "age": 36}') == '{"name": "Ada", "age": 36}'
 
@@ -182,6 +219,11 @@ def test_a_call_in_a_rendered_prompt_is_found() -> None:
     for at in (20, len(ONE) + 25):
         span = TAGGED.find(text, at)
         assert span is not None and text[slice(*span)] == ONE
+    in_list = '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "§", "arguments": {"a": "}"}}]'
+    for form in (in_list, '[TOOL_CALLS]§[ARGS]{"a": "}"}'):
+        span = MISTRAL.find(f"a{form}b", form.index("§") + 1)
+        assert span is not None and f"a{form}b"[slice(*span)] == form
+    assert MISTRAL.find("no mark", 3) is None and MISTRAL.find("[TOOL_CALLS] [{", 13) is None
     bare = 'x{"name": "§", "parameters": {"a": "}"}}y'
     span = BARE.find(bare, bare.index("§"))
     assert span is not None and bare[slice(*span)] == bare[1:-1]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ds4py.chat import ChatFormat, Message, ToolCall, open_format
+from ds4py.chat import CallStart, ChatFormat, Message, ToolCall, open_format
 from ds4py.chat.calls import CallSyntax
 from ds4py.chat.formats.bare_json import BareCalls
+from ds4py.chat.formats.mistral import MistralCalls
 from ds4py.chat.formats.tagged import TaggedCalls
 from ds4py.chat.grammar import GrammarCompiler
 from ds4py.gguf import open_gguf
@@ -29,6 +32,25 @@ BARE = (
     '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
 )
+# GLM's and Mistral's in small: keys and values; a list, or names with arguments, and ids of nine characters.
+GLM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+)
+_ID = "{% if c.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}"
+LIST = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}" + _ID +
+    "{% set out = c.function | tojson %}{{ out[:-1] + ', \"id\": \"' + c.id + '\"}' }}"
+    "{{ ']' if loop.last else ', ' }}{% endfor %}"
+    "{% endif %}{{ m.tool_call_id }}<|im_end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+)  # fmt: skip
+NAMED = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}" + _ID +
+    "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
+    "<|im_end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+)  # fmt: skip
 NO_TOOLS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
@@ -94,6 +116,43 @@ def test_described_formats_and_bare_calls_put_them_back_too() -> None:
     assert "assistant\n{odd}<|im_end|>" in str(bare.render(messages, tools=TOOLS))
 
 
+@pytest.mark.parametrize(
+    ("template", "syntax", "drawn"),
+    [
+        (
+            GLM,
+            TaggedCalls(glm="\n"),
+            "<tool_call>f<arg_key>s</arg_key><arg_value>x</arg_value></tool_call>\n<tool_call>g</tool_call>",
+        ),
+        (LIST, MistralCalls(), '[TOOL_CALLS][{"arguments":{"s": "x"},"name":"f"},{"name":"g"}]'),
+        (NAMED, MistralCalls(True, True), '[TOOL_CALLS]f[ARGS]{"s":  "x"}[TOOL_CALLS]g[ARGS]{}'),
+    ],
+)
+def test_calls_of_every_template_come_back_as_they_were_drawn(template: str, syntax: CallSyntax, drawn: str) -> None:
+    chat = format_of(template)
+    assert chat.call_syntax == syntax
+    prompt = str(chat.render(history("Look", PromptText.plain(f"Look{drawn}")), tools=TOOLS))
+    canonical = str(chat.render(history("Look"), tools=TOOLS))
+    at = prompt.index(drawn)
+    assert f"Look{drawn}<|im_end|>" in prompt and drawn not in canonical
+    assert canonical.startswith(prompt[:at]) and canonical.endswith(prompt[at + len(drawn) :])
+
+
+def test_ids_that_a_template_refuses_are_shortened_alike_in_calls_and_results() -> None:
+    made = format_of(LIST)
+    prompt = str(made.render(history(), tools=TOOLS))
+    first, second = re.findall(r'"id": "([0-9a-f]{9})"', prompt)
+    assert first != second and f"[tool]done{first}<" in prompt and f"[tool]too{second}<" in prompt
+
+
+def test_broken_arguments_in_a_history_do_not_end_the_conversation() -> None:
+    """FC-35: a call cut by a limit stays in what a client sends."""
+    calls = (ToolCall("f", '{"path": "a', "call_1"), ToolCall("g", "", "call_2"))
+    for template in (GLM, LIST, NAMED, TEMPLATE, NO_TOOLS):
+        prompt = str(format_of(template).render([Message("user", "x"), Message("assistant", "", tool_calls=calls)], tools=TOOLS))
+        assert "path" in prompt and prompt.count("g") >= 1
+
+
 def test_a_template_that_hides_names_gets_its_own_rendering() -> None:
     odd = format_of(TEMPLATE.replace("call.function.name }}", "'fixed' }}"))
     rendered = str(odd.render(history("x", segments(SAMPLED)), tools=TOOLS))
@@ -122,19 +181,49 @@ def test_real_templates(qwen_path: Path, smollm2_path: Path) -> None:
         assert SAMPLED in str(prompt) and ("<tools></tools> XML tags" in str(prompt)) == has_tools
 
 
-@pytest.mark.parametrize("syntax", [TaggedCalls(), TaggedCalls(xml=True), BareCalls()])
-def test_grammars_allow_what_the_parser_reads_and_nothing_else(tokenizer: Tokenizer, syntax: CallSyntax) -> None:
-    xml = isinstance(syntax, TaggedCalls) and syntax.xml
-    key = "parameters" if isinstance(syntax, BareCalls) else "arguments"
-    body = f'{{"name": "g", "{key}": {{"s": "a<b", "n": 3}}}}'
-    good = body if isinstance(syntax, BareCalls) else f"<tool_call>\n{body}\n</tool_call>"
-    if xml:
-        good = (
-            "<tool_call>\n<function=g>\n<parameter=s>\na</b\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
-        )
+GOOD = {  # a call in each syntax, and what stands between two
+    TaggedCalls(): ('<tool_call>\n{"name": "g", "arguments": {"s": "a<b", "n": 3}}\n</tool_call>', "\n"),
+    TaggedCalls(xml=True): (
+        "<tool_call>\n<function=g>\n<parameter=s>\na</b\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
+        "\n",
+    ),
+    TaggedCalls(glm="\n"): (
+        "<tool_call>g\n<arg_key>s</arg_key>\n<arg_value>a<b</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        "\n",
+    ),
+    TaggedCalls(glm=""): (
+        "<tool_call>g<arg_key>s</arg_key><arg_value>a<b</arg_value><arg_key>n</arg_key><arg_value>3</arg_value></tool_call>",
+        "\n",
+    ),
+    BareCalls(): ('{"name": "g", "parameters": {"s": "a<b", "n": 3}}', "; "),
+    MistralCalls(): ('[TOOL_CALLS][{"name": "g", "arguments": {"s": "a<b", "n": 3}}]', ", "),
+    MistralCalls(True): ('[TOOL_CALLS]g[ARGS]{"s": "a<b", "n": 3}', ""),
+    MistralCalls(True, True): ('[TOOL_CALLS]g[CALL_ID]abcdef123[ARGS]{"s": "a<b", "n": 3}', ""),
+}
+
+
+def with_marks() -> Tokenizer:
+    """The scripted vocabulary with the marks of all families as tokens of the types that their files give them."""
+    made = read_script({"replies": [{"pieces": ["x"]}]}, "test", 64)
+    marks = {"[TOOL_CALLS]": 3, "[ARGS]": 3, "[CALL_ID]": 3, "<arg_key>": 4, "</arg_key>": 4, "<arg_value>": 4, "</arg_value>": 4}
+    kv = dict(made.file.kv)
+    kv["tokenizer.ggml.tokens"] = [*kv["tokenizer.ggml.tokens"], *marks]
+    kv["tokenizer.ggml.token_type"] = [*kv["tokenizer.ggml.token_type"], *marks.values()]
+    return load_tokenizer(replace(made.file, kv=kv))
+
+
+@pytest.mark.parametrize("syntax", GOOD, ids=repr)
+@pytest.mark.parametrize("marks_are_tokens", [False, True])
+def test_grammars_allow_what_the_parser_reads_and_nothing_else(
+    tokenizer: Tokenizer, syntax: CallSyntax, marks_are_tokens: bool
+) -> None:
+    if marks_are_tokens:
+        tokenizer = with_marks()
+    good, between = GOOD[syntax]  # type: ignore[index]  # all of them are hashable
     compiler = GrammarCompiler(tokenizer)
     one, many = (compiler.compile("lark", syntax.grammar(TOOLS, parallel, tokenizer.vocab.markers)) for parallel in (False, True))
-    between = "; " if isinstance(syntax, BareCalls) else "\n"
+    two = good[:-1] + between + good[len("[TOOL_CALLS][") :] if syntax == MistralCalls() else good + between + good
+
 
     def accepts(grammar: Any, text: str) -> bool:
         matcher = grammar._matcher.deep_copy()
@@ -142,12 +231,13 @@ def test_grammars_allow_what_the_parser_reads_and_nothing_else(tokenizer: Tokeni
         return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
 
     first = one._matcher.deep_copy()
-    if not isinstance(syntax, BareCalls):  # the marker is drawn as the token that the model was trained on
+    if syntax.opener in tokenizer.vocab.markers:  # the marker is drawn as the token that the model was trained on
         assert np.flatnonzero(np.unpackbits(np.frombuffer(first.compute_bitmask(), np.uint8), bitorder="little")).tolist() == [
-            tokenizer.vocab.markers["<tool_call>"]
+            tokenizer.vocab.markers[syntax.opener]
         ]
-    assert accepts(one, good) and accepts(many, good) and accepts(many, good + between + good)
-    assert not accepts(one, good + between + good) and not accepts(one, good.replace("g", "h", 1).replace('"g"', '"h"'))
+    assert accepts(one, good) and accepts(many, good) and accepts(many, two)
+    assert not accepts(one, two)
+    assert not accepts(one, good.replace("g", "h", 1).replace('"g"', '"h"').replace("arh", "arg"))
     assert not accepts(one, good.replace("3", '"x"')) and not accepts(one, "hello")
     parser = syntax.parser(TOOLS)
-    assert [getattr(part, "name", None) for part in parser.feed(good)][0] == "g"
+    assert [part.name for part in [*parser.feed(two), *parser.flush()] if isinstance(part, CallStart)] == ["g", "g"]

@@ -10,10 +10,14 @@ else in a message are text (guard.py).
 
 How calls are written is read off the template too. One that takes tools and writes them in a syntax that is known here is given
 them; for any other they are described (described.py). Calls that carry what was sampled are put back as they were (replay.py).
+Arguments that are no JSON object, as a broken history may have them, are handed over as the text they are; a template that fails
+on that is given an object with the text in it, so that the conversation can go on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +26,13 @@ from ds4py.chat.formats import replay
 from ds4py.chat.formats.bare_json import TAG, BareCalls
 from ds4py.chat.formats.base import ThinkTags
 from ds4py.chat.formats.described import described
+from ds4py.chat.formats.mistral import ARGS, CALL_ID, MARK, MistralCalls
 from ds4py.chat.formats.tagged import OPEN, TaggedCalls
-from ds4py.chat.formats.xml_call import FUNCTION
+from ds4py.chat.formats.xml_call import ARG_KEY, FUNCTION
 from ds4py.chat.guard import Guard
 from ds4py.chat.messages import Message, separated
 from ds4py.chat.template import ChatTemplate
+from ds4py.errors import FormatError
 from ds4py.tokenizer import PromptText, Tokenizer
 
 _TAGS = (
@@ -36,6 +42,7 @@ _TAGS = (
     ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _SWITCHES = ("enable_thinking", "thinking")  # the variable names templates use
+_SHORT_IDS = re.compile(r"length\s*!=\s*9\b")  # Mistral's templates refuse ids of calls that are not of this length
 _RARE_EFFORTS = ("xhigh", "max")
 _RARE_ROLES = ("developer", "latest_reminder")  # which most templates do not know
 _FIELDS = ("reasoning_content", "reasoning", "thinking")  # where templates look for reasoning in a message
@@ -70,6 +77,7 @@ class TemplateFormat:
         self._takes_tools = native is not None
         self.call_syntax = native or TaggedCalls()
         self.can_switch_thinking = not template.variables.isdisjoint(_SWITCHES)
+        self._short_ids = bool(_SHORT_IDS.search(self._tool_template.source))
 
     def render(
         self,
@@ -115,10 +123,20 @@ class TemplateFormat:
             variables |= dict.fromkeys(_SWITCHES, think)
         if effort is not None:
             variables["reasoning_effort"] = effort
-        rendered = template.render(**variables)
+        rendered = self._written(template, variables)
         if think is False and add_generation_prompt:
             rendered += self._closed_at_once(rendered, template.source)
         return rendered, sentinel
+
+    def _written(self, template: ChatTemplate, variables: dict[str, Any]) -> str:
+        """The template's text; broken arguments as an object, if it cannot take them otherwise."""
+        try:
+            return template.render(**variables)
+        except FormatError:
+            messages = [_with_objects(message) for message in variables["messages"]]
+            if messages == variables["messages"]:
+                raise
+            return template.render(**{**variables, "messages": messages})
 
     def effort_for(self, asked: str | None, n_ctx: int) -> str | None:
         """See ChatFormat.effort_for. Most templates know low, medium and high."""
@@ -137,10 +155,10 @@ class TemplateFormat:
         if message.name is not None:
             out["name"] = message.name
         if message.tool_call_id is not None:
-            out["tool_call_id"] = message.tool_call_id
+            out["tool_call_id"] = self._id_of(message.tool_call_id)
         if message.tool_calls:
             out["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed()}}
+                {"id": self._id_of(call.id), "type": "function", "function": {"name": call.name, "arguments": call.parsed()}}
                 for call in message.tool_calls
             ]
         if message.reasoning is not None:
@@ -150,6 +168,12 @@ class TemplateFormat:
             elif self.think_tags and self.think_tags.close in template.source:
                 out["_inline"] = message.reasoning
         return out
+
+    def _id_of(self, call_id: str) -> str:
+        """A call's id as the template takes it."""
+        if not self._short_ids or re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
     def _hide(self, message: dict[str, Any], sentinel: str) -> dict[str, Any]:
         hidden: dict[str, Any] = self._guard.hide(message, sentinel)
@@ -166,6 +190,16 @@ class TemplateFormat:
         if not rendered.rstrip().endswith(tags.open):
             return f"{tags.open}\n\n{tags.close}\n\n"
         return f"\n{tags.close}\n\n" if rendered.endswith("\n") else f"\n\n{tags.close}\n\n"
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as a template sees it, with arguments that are text in an object."""
+    made = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        arguments = {"arguments": arguments} if isinstance(arguments, str) else arguments
+        made.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": made} if made else message
 
 
 def _spelling(tokenizer: Tokenizer, token: int | None) -> str:
@@ -190,7 +224,11 @@ def _find_syntax(template: ChatTemplate) -> CallSyntax | None:
     """How a template writes calls; None if it takes no tools, or writes calls in a way that is not known here."""
     if "tools" not in template.variables:
         return None
-    if OPEN in template.source and "<arg_key>" not in template.source:
+    if MARK in template.source:
+        return MistralCalls(ARGS in template.source, CALL_ID in template.source)
+    if OPEN in template.source and ARG_KEY in template.source:
+        return TaggedCalls(glm="\n" if re.search(r"</arg_key>\s+<arg_value>", template.source) else "")
+    if OPEN in template.source:
         return TaggedCalls(xml=FUNCTION in template.source)
     if TAG in template.source or '"parameters": ' in template.source:
         return BareCalls()

@@ -1,10 +1,10 @@
-"""Calls between `<tool_call>` and `</tool_call>`: Qwen 2.5 and 3, Hermes models, and formats that are described in the prompt.
+"""Calls between `<tool_call>` and `</tool_call>`: Qwen, Hermes models, GLM, and formats that are described in the prompt.
 
-Inside the tags stands a JSON object with a name and arguments, or the `<function=NAME>` dialect (xml_call.py). Models drift from
-one into the other, so the parser takes either, whichever was described. It is lenient where the meaning is plain: closing tags
-may be missing, braces doubled, several objects may share a pair of tags; an answer that begins with the bare object, as small
-models write it, is read as bare_json.py does. Blank text around calls belongs to the markup. What stands between tags and is no
-call comes out as text, tags and all.
+Inside the tags stands a JSON object with a name and arguments, or the `<function=NAME>` dialect, or GLM's keys and values (both
+in xml_call.py). Models drift from one into the other, so the parser takes any, whichever was described. It is lenient where the
+meaning is plain: closing tags may be missing, braces doubled, several objects may share a pair of tags; an answer that begins
+with the bare object, as small models write it, is read as bare_json.py does. Blank text around calls belongs to the markup. What
+stands between tags and is no call comes out as text, tags and all.
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from ds4py.chat.calls import CallObject, CallParser, CallPart, ObjectState, Plain, function_of, joined, literal, quoted, schema_of
+from ds4py.chat.calls import (
+    CallObject,
+    CallParser,
+    CallPart,
+    ObjectState,
+    Plain,
+    function_of,
+    joined,
+    literal,
+    names_of,
+    quoted,
+    schema_of,
+)
 from ds4py.chat.events import CallEnd, CallEvent
 from ds4py.chat.formats.bare_json import BareParser, BareState
-from ds4py.chat.formats.xml_call import FUNCTION, Place, XmlBody, XmlState
+from ds4py.chat.formats.xml_call import ARG_KEY, ARGS, FUNCTION, MAYBE_ARGS, XML, Place, XmlBody, XmlState
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
-_BEGUN = re.compile(rf'{OPEN}\s*(?:\{{\s*"(?:name|type|function|arguments)"|{FUNCTION})')
+_BEGUN = re.compile(rf'{OPEN}\s*(?:\{{\s*"(?:name|type|function|arguments)"|{FUNCTION}|[^\s<{{}}]+\s*{ARG_KEY})')
 
 
 class Phase(Enum):
@@ -31,6 +43,7 @@ class Phase(Enum):
     OPENED = "opened"  # after the opening tag: which dialect?
     OBJECT = "object"
     XML = "xml"
+    ARGS = "args"
     OTHER = "other"  # nothing that is known; held until the closing tag
     AFTER = "after"  # the call is complete; its closing tag is due
 
@@ -64,8 +77,8 @@ class TagParser:
                 return len(state.held.lstrip()) >= 2 and not state.held.isspace()
             case Phase.OBJECT:
                 return not state.object.in_payload
-            case Phase.XML:
-                return not XmlBody(state.index, self._tools, state.xml).in_payload
+            case Phase.XML | Phase.ARGS:
+                return not self._xml_body().in_payload
         return state.phase is not Phase.OTHER
 
     def feed(self, text: str) -> list[CallPart]:
@@ -76,6 +89,7 @@ class TagParser:
             Phase.OPENED: self._opened,
             Phase.OBJECT: self._object,
             Phase.XML: self._xml,
+            Phase.ARGS: self._xml,
             Phase.OTHER: self._other,
             Phase.AFTER: self._after,
         }
@@ -97,9 +111,9 @@ class TagParser:
         elif state.phase is Phase.OBJECT and state.object.name is not None:
             body = CallObject(state.index, state.object)
             parts += [*body.cut(), CallEnd(state.index, False, state.n_seen)]
-        elif state.phase is Phase.XML and state.xml.name is not None:
-            xml = XmlBody(state.index, self._tools, state.xml)
-            parts += [*xml.cut(), CallEnd(state.index, xml.complete, state.n_seen)]
+        elif state.phase in (Phase.XML, Phase.ARGS) and state.xml.name is not None:
+            xml = self._xml_body(state)
+            parts += [*xml.cut(), CallEnd(state.index, xml.done, state.n_seen)]
         else:
             self._plain(state.raw + state.held, 0, parts)
         return joined(parts)
@@ -132,11 +146,17 @@ class TagParser:
             self.state = replace(self.state, phase=Phase.OBJECT, object=ObjectState())
         elif body.startswith(FUNCTION):
             self.state = replace(self.state, phase=Phase.XML, xml=XmlState())
-        elif body and not FUNCTION.startswith(body):
-            self.state = replace(self.state, phase=Phase.OTHER)
-        else:
+        elif (head := ARGS.head.match(body)) and (body.startswith(ARG_KEY, head.end()) or head["name"] in names_of(self._tools)):
+            self.state = replace(self.state, phase=Phase.ARGS, xml=XmlState())
+        elif not body or FUNCTION.startswith(body) or (head is None and MAYBE_ARGS.match(body)):
             return body, True
+        else:
+            self.state = replace(self.state, phase=Phase.OTHER)
         return body, False
+
+    def _xml_body(self, state: TagState | None = None) -> XmlBody:
+        state = state or self.state
+        return XmlBody(state.index, self._tools, state.xml, XML if state.phase is Phase.XML else ARGS)
 
     def _object(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         body = CallObject(self.state.index, self.state.object)
@@ -148,7 +168,7 @@ class TagParser:
         return text[n:], False
 
     def _xml(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
-        body = XmlBody(self.state.index, self._tools, self.state.xml)
+        body = self._xml_body()
         events, n = body.feed(text)
         self._take(events, text[:n], parts)
         self.state = replace(self.state, xml=body.state)
@@ -238,9 +258,11 @@ class LenientParser:
 
 @dataclass(frozen=True)
 class TaggedCalls:
-    """The `CallSyntax`. xml: calls are described, and forced, in the `<function=` dialect."""
+    """The `CallSyntax`. xml: calls are described, and forced, in the `<function=` dialect; glm: in GLM's, with what stands
+    between a call's tags ("\\n" in 4.5 and 4.6, nothing later)."""
 
     xml: bool = False
+    glm: str | None = None
     markers: tuple[str, ...] = (OPEN, CLOSE)
     opener: str | None = OPEN
 
@@ -260,7 +282,9 @@ class TaggedCalls:
         rules = [f"start: call{more}", "call: " + " | ".join(f"f{i}" for i in range(len(tools)))]
         rules += [f"{name}: {literal(tag, tokens)}" for name, tag in (("open", OPEN), ("close", CLOSE))]
         for i, tool in enumerate(tools):
-            rules += _xml_rules(i, tool) if self.xml else _json_rules(i, tool)
+            rules += (
+                _xml_rules(i, tool) if self.xml else _json_rules(i, tool) if self.glm is None else _glm_rules(i, tool, self.glm)
+            )
         return "\n".join(rules)
 
 
@@ -271,20 +295,31 @@ def _json_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
 
 
 def _xml_rules(i: int, tool: Mapping[str, Any]) -> list[str]:
+    opening = quoted(f"\n{FUNCTION}{function_of(tool).get('name', '')}>\n")
+    rules, uses = _parameter_rules(i, tool, "<parameter={}>\n", "\n</parameter>\n")
+    return [f'f{i}: open {opening}{uses} "</function>\\n" close', *rules]
+
+
+def _glm_rules(i: int, tool: Mapping[str, Any], gap: str) -> list[str]:
+    opening = quoted(f"{function_of(tool).get('name', '')}{gap}")
+    rules, uses = _parameter_rules(i, tool, f"{ARG_KEY}{{}}</arg_key>{gap}<arg_value>", f"</arg_value>{gap}")
+    return [f"f{i}: open {opening}{uses} close", *rules]
+
+
+def _parameter_rules(i: int, tool: Mapping[str, Any], lead: str, end: str) -> tuple[list[str], str]:
+    """(rules of the parameters of tool i, their uses in its own rule). lead: what stands before a value, with a place for the
+    key; end: what stands behind it. Those that are not required may be left out."""
     schema = schema_of(tool)
     properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")
-    required = set(required) if isinstance(required, list) else set()
-    rules, uses = [], ""
-    for j, (key, kind) in enumerate(properties.items()):
+    needed = set(required) if isinstance(required, list) else set()
+    rules, uses = list[str](), ""
+    for j, (key, kind) in enumerate(properties.items() if isinstance(properties, Mapping) else ()):
         is_text = not isinstance(kind, Mapping) or kind.get("type", "string") == "string"
-        value = f"v{i}_{j}"
-        lead = quoted(f"<parameter={key}>\n")
-        uses += f" p{i}_{j}{'' if key in required else '?'}"
+        before, value = quoted(lead.format(key)), f"v{i}_{j}"
+        uses += f" p{i}_{j}{'' if key in needed else '?'}"
         if is_text:
-            rules += [f"p{i}_{j}: {lead} {value}", f'{value}[suffix="\\n</parameter>\\n"]: /(.|\\n)*/']
+            rules += [f"p{i}_{j}: {before} {value}", f"{value}[suffix={quoted(end)}]: /(.|\\n)*/"]
         else:
-            rules += [f'p{i}_{j}: {lead} {value} "\\n</parameter>\\n"', f"{value}: %json {json.dumps(kind)}"]
-    opening = quoted(f"\n{FUNCTION}{function_of(tool).get('name', '')}>\n")
-    return [f'f{i}: open {opening}{uses} "</function>\\n" close', *rules]
+            rules += [f"p{i}_{j}: {before} {value} {quoted(end)}", f"{value}: %json {json.dumps(kind)}"]
+    return rules, uses

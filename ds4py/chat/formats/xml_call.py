@@ -5,6 +5,9 @@ They become JSON here: a string is handed on escaped as it comes, anything else 
 whether it is JSON at all; if it is not, it stays the string it was. A newline after the opening and before the closing tag
 belongs to the tags. A value ends at its own closing tag, or where function and call are closed together (the tag was forgotten);
 any other tag in it is text.
+
+GLM 4.5 and later spell the same parts in another way: the bare name, then pairs of `<arg_key>KEY</arg_key>` and
+`<arg_value>VALUE</arg_value>`, whose values have no newlines of the tags'. A `Spelling` tells the two apart.
 """
 
 from __future__ import annotations
@@ -16,27 +19,51 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from ds4py.chat.calls import function_of, schema_of
+from ds4py.chat.calls import beginnings, function_of, schema_of
 from ds4py.chat.events import CallArguments, CallEvent, CallStart
 from ds4py.chat.json_scan import WHITE
 
 FUNCTION: Final = "<function="
-_PARAMETER: Final = "<parameter="
-_END_FUNCTION: Final = "</function>"
+ARG_KEY: Final = "<arg_key>"
 _BLANKS: Final = "[ \\t\\r\\n]*"
-_VALUE_END = re.compile(rf"\n?</parameter>|\n?</function>{_BLANKS}</tool_call>")
+_CLOSE: Final = "</tool_call>"
 
 
-def _beginnings(*parts: str) -> str:
-    """A regular expression of everything that `parts` in a row begin with, all of it and nothing at all included."""
-    pattern = ""
-    for part in reversed(parts):
-        pattern = f"(?:{part}{pattern})?"
-    return pattern
+@dataclass(frozen=True)
+class Spelling:
+    """How the parts of a call are written. head, key: all of what stands in front of the first parameter and of a value, with a
+    group `name`; key_lead: what every key begins with; ends: tags that end the call, the first of them its own; value_end: what
+    ends a value; maybe_end: the end of a text that may yet become that; padded: a newline inside a value's tags is theirs."""
+
+    head: re.Pattern[str]
+    key: re.Pattern[str]
+    key_lead: str
+    ends: tuple[str, ...]
+    value_end: re.Pattern[str]
+    maybe_end: re.Pattern[str]
+    padded: bool
 
 
-# The end of a text that may yet become one of the two.
-_MAYBE_END = re.compile(rf"\n?(?:{_beginnings(*'</parameter>')}|{_beginnings(*'</function>', _BLANKS, *'</tool_call>')})\Z")
+XML: Final = Spelling(
+    re.compile(rf"{FUNCTION}(?P<name>[^>]*)>"),
+    re.compile("<parameter=(?P<name>[^>]*)>"),
+    "<parameter=",
+    ("</function>", _CLOSE),
+    re.compile(rf"\n?</parameter>|\n?</function>{_BLANKS}{_CLOSE}"),
+    re.compile(rf"\n?(?:{beginnings(*'</parameter>')}|{beginnings(*'</function>', _BLANKS, *_CLOSE)})\Z"),
+    padded=True,
+)
+ARGS: Final = Spelling(
+    re.compile(rf"(?P<name>[^\s<{{}}]{{1,200}}){_BLANKS}(?={ARG_KEY}|{_CLOSE})"),
+    re.compile(rf"{ARG_KEY}(?P<name>[^<]*)</arg_key>{_BLANKS}<arg_value>"),
+    ARG_KEY,
+    (_CLOSE,),
+    re.compile("</arg_value>"),
+    re.compile(rf"{beginnings(*'</arg_value>')}\Z"),
+    padded=False,
+)
+# A text that may yet become the head of a call in GLM's spelling.
+MAYBE_ARGS: Final = re.compile(rf"[^\s<{{}}]{{0,200}}{_BLANKS}(?:{beginnings(*ARG_KEY)}|{beginnings(*_CLOSE)})\Z")
 
 
 class Place(Enum):
@@ -58,11 +85,12 @@ class XmlState:
 
 
 class XmlBody:
-    """Reads one `<function=...>...</function>`; see the head of this file."""
+    """Reads one call, without the tags around it; see the head of this file."""
 
-    def __init__(self, index: int, tools: Sequence[Mapping[str, Any]], state: XmlState) -> None:
+    def __init__(self, index: int, tools: Sequence[Mapping[str, Any]], state: XmlState, spelling: Spelling = XML) -> None:
         self._index = index
         self._tools = tools
+        self._spelling = spelling
         self.state = state
         self._events: list[CallEvent] = []
 
@@ -76,8 +104,9 @@ class XmlBody:
 
     @property
     def complete(self) -> bool:
-        """Whether all values are closed; the function's own closing tag may be missing."""
-        return self.state.place in (Place.DONE, Place.BETWEEN)
+        """Whether all values are closed and no other one was begun; the function's own closing tag may be missing."""
+        held = self.state.held.strip()
+        return self.state.place is Place.DONE or (self.state.place is Place.BETWEEN and (not held or held.startswith("</")))
 
     @property
     def in_payload(self) -> bool:
@@ -100,34 +129,36 @@ class XmlBody:
     def cut(self) -> list[CallEvent]:
         """The text has ended: close what only lacks its tag, invent nothing."""
         self._events = []
-        if self.state.place is Place.BETWEEN:
+        if self.complete and not self.done:
             self._close()
         return self._events
 
     # A step takes the undecided text and returns how much of it is decided, or None if that must wait for more.
 
     def _name(self, text: str) -> int | None:
-        end = text.find(">")
-        if end < 0:
+        found = self._spelling.head.match(text)
+        if found is None:
             return None
-        name = text[len(FUNCTION) : end].strip().strip("\"'")
+        name = found["name"].strip().strip("\"'")
         self.state = replace(self.state, place=Place.BETWEEN, name=name)
         self._events.append(CallStart(self._index, name))
-        return end + 1
+        return found.end()
 
     def _between(self, text: str) -> int | None:
         body = text.lstrip(WHITE)
         n_white = len(text) - len(body)
-        if body.startswith(_PARAMETER):
-            end = body.find(">")
-            if end < 0:
+        spelling = self._spelling
+        if body.startswith(spelling.key_lead):
+            found = spelling.key.match(body)
+            if found is None:
                 return None
-            self._begin(body[len(_PARAMETER) : end].strip().strip("\"'"))
-            return n_white + end + 1
-        if body.startswith((_END_FUNCTION, "</tool_call>")):
+            self._begin(found["name"].strip().strip("\"'"))
+            return n_white + found.end()
+        if body.startswith(spelling.ends):
             self._close()
-            return n_white + (len(_END_FUNCTION) if body.startswith(_END_FUNCTION) else 0)
-        if any(tag.startswith(body) for tag in (_PARAMETER, _END_FUNCTION, "</tool_call>")):
+            own = spelling.ends[0]
+            return n_white + (len(own) if own != _CLOSE and body.startswith(own) else 0)
+        if any(tag.startswith(body) for tag in (spelling.key_lead, *spelling.ends)):
             return None
         return n_white + 1  # stray characters between parameters mean nothing
 
@@ -135,12 +166,12 @@ class XmlBody:
         if not text:
             return None
         self.state = replace(self.state, place=Place.VALUE)
-        return 1 if text[0] == "\n" else 0
+        return 1 if self._spelling.padded and text[0] == "\n" else 0
 
     def _value(self, text: str) -> int | None:
-        found = _VALUE_END.search(text)
+        found = self._spelling.value_end.search(text)
         if found is None:
-            maybe = _MAYBE_END.search(text)
+            maybe = self._spelling.maybe_end.search(text)
             decided = maybe.start() if maybe else len(text)
             if not decided:
                 return None
@@ -148,7 +179,7 @@ class XmlBody:
             return decided
         self._add(text[: found.start()])
         self._end()
-        at_function = found.group().find(_END_FUNCTION)
+        at_function = found.group().find("</function>")
         return found.start() + at_function if at_function >= 0 else found.end()
 
     def _begin(self, key: str) -> None:
