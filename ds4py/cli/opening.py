@@ -7,7 +7,7 @@ everything. Nothing is loaded for a mode that does not need it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds4py.cli.advice import no_model
@@ -96,8 +96,11 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
 
     log.rewrite(f"ds4: loading {g.path}")
     begun = time.monotonic()
+    options = EngineOptions(n_ctx, threads, kernels, max_rows)
+    if values.has("checkpoint_min_step"):
+        options = replace(options, checkpoint_step=values.integer("checkpoint_min_step"))
     with spreading(values):
-        engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads, kernels=kernels, max_rows=max_rows), compiling)
+        engine = Engine.open(g, options, compiling)
     log.rewrite("")
     info = engine.info()
     log.say(f"ds4: {g.path.name}: {g.architecture}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")

@@ -26,6 +26,11 @@ def cpus_of(values: Values, mask: str, span: str) -> Cpus | None:
     return frozenset(found) or None
 
 
+def processors() -> int:
+    """How many this program may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def placed(values: Values) -> Iterator[None]:
     """Run the block on the processors and with the priority that were asked for."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from ds4py.cli.options import for_command
 from ds4py.cli.parsing import Values
-from ds4py.cli.placing import cpus_of
+from ds4py.cli.placing import cpus_of, processors
 from ds4py.cli.terminal import Terminal
 from ds4py.drafters import (
     Drafters,
@@ -130,14 +130,16 @@ def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, acce
             if values.was_given(name):
                 raise UsageError(f"{name} is a file of the drafter ngram-cache: add it to the types, or leave the file out")
 
+    cpus = cpus_of(values, "--spec-draft-cpu-mask", "--spec-draft-cpu-range")
+
     def sizes(kind: str) -> NgramSizes:
         return NgramSizes(*(values.integer(f"spec_ngram_{kind}_{name}") for name in ("size_n", "size_m", "min_hits")))
 
     return SpecConfig(
         types=types,
         draft_model=draft,
-        draft_cpus=cpus_of(values, "--spec-draft-cpu-mask", "--spec-draft-cpu-range"),
-        draft_threads=values.integer("spec_draft_threads") if values.has("spec_draft_threads") else None,
+        draft_cpus=cpus,
+        draft_threads=_draft_threads(values, len(cpus or ()) or processors()),
         n_max=values.integer("spec_draft_n_max") if values.has("spec_draft_n_max") else None,
         n_min=values.integer("spec_draft_n_min"),
         p_min=values.number("spec_draft_p_min"),
@@ -153,6 +155,14 @@ def spec_config(values: Values, types: tuple[str, ...], draft: Path | None, acce
         depth=depth,
         skip_streak=values.integer("spec_skip_streak"),
     )
+
+
+def _draft_threads(values: Values, n_processors: int) -> int | None:
+    """As many as asked for; for 0 and -1 one for every processor, as in llama.cpp."""
+    if not values.has("spec_draft_threads"):
+        return None
+    asked = values.integer("spec_draft_threads")
+    return asked if asked > 0 else n_processors
 
 
 def config_of(values: Values, log: Terminal) -> SpecConfig:

@@ -41,6 +41,7 @@ class Drafters:
     counted: str = "adaptive"  # the depth policy where only counts may decide
     prices: Sequence[Price] = ()  # of each type
     unsure: tuple[str, ...] = ()  # what could not be checked, sentences for the user
+    hopeless: frozenset[str] = frozenset()  # types that gain nothing by these prices, however often they are right
 
     def new(self, opportunistic: bool, user: str = "") -> Drafter | None:
         """A drafter for one session, None if no type runs. `opportunistic`: drafts will decide the text, so they are greedy and
@@ -55,11 +56,11 @@ class Drafters:
         return Chain(made)
 
     def too_dear(self) -> dict[str, Price]:
-        """Types that can gain nothing, however often they are right, and that the default policy therefore does not ask where it
-        cannot measure. Another policy is the user's wish and asks them."""
+        """Hopeless types, which the default policy does not ask where it cannot measure. Another policy is the user's wish and
+        asks them."""
         judged = self.config.depth == "cost" and self.counted == "adaptive"
         priced = zip(self.types, self.prices, strict=False)
-        return {name: price for name, price in priced if judged and not price.can_pay(self.n_max)}
+        return {name: price for name, price in priced if judged and name in self.hopeless}
 
     def price(self) -> Price:
         """Of the dearest type that is asked where only counts may decide."""
@@ -97,19 +98,34 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
     if not types:
         return Drafters(config, (), "speculation: off, because no --spec-type was given", 0, 0)
     check_file(types, g)
+    types, silent = _speaking(config, types)
+    if not types:
+        return Drafters(config, (), f"speculation: off, because {silent}", 0, 0)
     opened = [_OPENERS[name](config, target, g, notice) for name in types]
     says = ", then ".join(one.says for one in opened)
     unused = f"; {g.path.name} is not used by any of them" if g is not None and not _FILED.intersection(types) else ""
     n_max = min(max(one.n_max for one in opened), target.kernels.max_rows - 1)
-    line = f"speculation: {says}{taken}, up to {n_max} tokens ahead{unused}"
+    line = f"speculation: {says}{taken}, up to {n_max} tokens ahead{unused}{f'; {silent}' if silent else ''}"
     counted = {one.counted for one in opened}
     makers = [one.make for one in opened]
     n_min = min(one.n_min for one in opened)
     rows = Price(row_price(target.gguf)) if target.gguf is not None else Price()
     prices = [one.price or rows for one in opened]
+    hopeless = frozenset(
+        name for name, one, price in zip(types, opened, prices, strict=True) if not price.can_pay(min(one.n_max, n_max))
+    )
     unsure = tuple(one.unsure for one in opened if one.unsure)
     policy = counted.pop() if len(counted) == 1 else "adaptive"
-    return Drafters(config, types, line, n_max, n_min, makers, policy, prices, unsure)
+    return Drafters(config, types, line, n_max, n_min, makers, policy, prices, unsure, hopeless)
+
+
+def _speaking(config: SpecConfig, types: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The types that may draft, and why the others may not."""
+    if config.n_max != 0:
+        return tuple(types), ""
+    mute = [name for name in types if name in _FILED]
+    why = f"--spec-draft-n-max 0 lets {' and '.join(mute)} draft nothing" if mute else ""
+    return tuple(name for name in types if name not in _FILED), why
 
 
 def draft_len(config: SpecConfig) -> int:

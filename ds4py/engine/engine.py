@@ -14,6 +14,7 @@ import numpy as np
 
 from ds4py.engine import savefile
 from ds4py.engine.session import Limits, Progress, Session, SessionOptions
+from ds4py.engine.snapshots import CHECKPOINT_STEP
 from ds4py.errors import ResourceError, UsageError
 from ds4py.gguf import GgufFile, NumberArray
 from ds4py.gguf.identity import identity
@@ -31,6 +32,7 @@ class EngineOptions:
     threads: int | None = None
     kernels: str = "auto"
     max_rows: int = 64  # most rows of one forward call
+    checkpoint_step: int = CHECKPOINT_STEP  # positions between checkpoints, from which a session goes back further than a window
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Engine:
     n_ctx: int
     gguf: GgufFile | None = None  # what it was opened from; saved sessions belong to it
     n_tokens: int | None = None  # ids that may be drawn; the rest pads the vocabulary
+    checkpoint_step: int = CHECKPOINT_STEP
 
     @classmethod
     def open(cls, gguf_file: GgufFile, options: EngineOptions | None = None, progress: Progress | None = None) -> Engine:
@@ -69,19 +72,24 @@ class Engine:
         from ds4py.models import load_model
 
         options = options or EngineOptions()
-        counts = {"context": options.n_ctx, "number of threads": options.threads, "rows of a forward": options.max_rows}
+        counts = {
+            "context": options.n_ctx,
+            "number of threads": options.threads,
+            "rows of a forward": options.max_rows,
+            "checkpoint step": options.checkpoint_step,
+        }
         for name, value in counts.items():
             if value is not None and value < 1:
                 raise UsageError(f"the {name} must be at least 1, not {value}")
         kernels = open_kernels(options.kernels, threads=options.threads, max_rows=options.max_rows, progress=progress)
         model = load_model(gguf_file, kernels)
         n_ctx = options.n_ctx or min(DEFAULT_CTX, model.n_ctx_train)
-        return cls(model, kernels, n_ctx, gguf_file, drawable(gguf_file))
+        return cls(model, kernels, n_ctx, gguf_file, drawable(gguf_file), options.checkpoint_step)
 
     @property
     def limits(self) -> Limits:
         compiled = self.kernels if isinstance(self.kernels, Draws) else None
-        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile, self.n_tokens, compiled)
+        return Limits(self.n_ctx, self.kernels.max_rows, self.kernels.prefill_tile, self.n_tokens, compiled, self.checkpoint_step)
 
     def session(self, options: SessionOptions | None = None) -> Session:
         """An empty session. Raises UsageError for settings that can never be obeyed, ResourceError if memory is short."""

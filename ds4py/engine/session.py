@@ -28,7 +28,7 @@ from ds4py.engine.plain import NoDrafter
 from ds4py.engine.sampling import Sampler
 from ds4py.engine.saving import hand_over
 from ds4py.engine.schedule import FixedSchedule, Penalties
-from ds4py.engine.snapshots import Checkpoints
+from ds4py.engine.snapshots import CHECKPOINT_STEP, Checkpoints
 from ds4py.errors import ContextError, NumericError, UsageError
 from ds4py.protocols import (
     F32,
@@ -59,6 +59,7 @@ class Limits:
     prefill_tile: int  # 0: prompts take the row path
     n_tokens: int | None = None  # ids from there on pad the vocabulary and are never drawn
     compiled: Draws | None = None  # draws tokens instead of engine/sampling.py
+    checkpoint_step: int = CHECKPOINT_STEP  # positions between two checkpoints of caches that forget
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Session:
         self.error: NumericError | None = None
         self.limit = limits.n_ctx  # length of the token list at which generation ends
         self._budget_end = limits.n_ctx + 1
-        self._checkpoints = Checkpoints(options.checkpoint_bytes)
+        self._checkpoints = Checkpoints(options.checkpoint_bytes, limits.checkpoint_step)
 
     # --- the token list ------------------------------------------------------------------------------------------------
 

@@ -13,14 +13,17 @@ Checkpoints are addressed by position like everything else: those past a truncat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ds4py.protocols import Snapshot, StateView
+
+CHECKPOINT_STEP: Final = 512  # positions
 
 
 class Checkpoints:
     """Checkpoints of one session's state, by rising position."""
 
-    def __init__(self, budget_bytes: int, spacing: int = 512) -> None:
+    def __init__(self, budget_bytes: int, spacing: int = CHECKPOINT_STEP) -> None:
         self._budget_bytes = budget_bytes
         self._spacing = spacing
         self._kept: list[Snapshot] = []

@@ -171,3 +171,15 @@ def test_a_recognised_type_that_is_not_there_yet_says_so(tiny_engine: Callable[.
     write_gguf(tmp_path / "d.gguf", {"general.architecture": "gemma4-assistant"}, made)
     with pytest.raises(UnsupportedError, match="draft-mtp"):
         opened(tiny_engine(), draft_model=tmp_path / "d.gguf")
+
+
+def test_no_tokens_of_a_draft_model_is_no_draft_model(tiny_engine: Callable[..., Engine], tiny_file: Callable[..., Path]) -> None:
+    """--spec-draft-n-max 0: model types draft nothing, n-grams go on; the draft's weights are not even loaded."""
+    engine, path = tiny_engine(), tiny_file(noise=0.04)
+    alone = opened(engine, draft_model=path, n_max=0)
+    assert alone.types == () and alone.new(False) is None
+    assert alone.line == "speculation: off, because --spec-draft-n-max 0 lets draft-simple draft nothing"
+    chained = opened(engine, types=("ngram-simple", "draft-simple"), draft_model=path, n_max=0)
+    assert chained.types == ("ngram-simple",) and type(chained.new(False)).__name__ == "NgramSimple"
+    assert chained.line.endswith("; --spec-draft-n-max 0 lets draft-simple draft nothing")
+    assert opened(engine, types=("ngram-simple",), n_max=0).line == opened(engine, types=("ngram-simple",)).line

@@ -44,7 +44,14 @@ def test_info_and_default_context(tiny_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [EngineOptions(n_ctx=0), EngineOptions(threads=0), EngineOptions(max_rows=-1), EngineOptions(kernels="cuda")]
+    "options",
+    [
+        EngineOptions(n_ctx=0),
+        EngineOptions(threads=0),
+        EngineOptions(max_rows=-1),
+        EngineOptions(checkpoint_step=0),
+        EngineOptions(kernels="cuda"),
+    ],
 )
 def test_options_out_of_range_are_refused(tiny_path: Path, options: EngineOptions) -> None:
     with pytest.raises(UsageError):

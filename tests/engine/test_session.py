@@ -200,6 +200,18 @@ def test_below_the_floor_the_nearest_checkpoint_is_restored() -> None:
     assert_equal_sessions(session, opened(engine, prompt(100)[:50]))
 
 
+def test_more_checkpoints_make_the_way_back_shorter() -> None:
+    """--checkpoint-min-step: from 50 positions past the last checkpoint to at most 16."""
+    engine = replace(toy_engine(window=5, max_rows=8), checkpoint_step=16)
+    session = opened(engine, prompt(100))
+    more(session, 60)
+    model: Any = engine.model
+    before = model.n_rows
+    session.rewind(140)
+    assert 0 < model.n_rows - before <= 16
+    assert_equal_sessions(session, opened(engine, session.tokens))
+
+
 def test_a_replay_takes_the_paths_that_made_the_positions() -> None:
     """Tiles of the old prompt are made as tiles again, the answer's rows as rows, the new part by the plan of a new prompt."""
     engine = toy_engine(window=5, prefill_tile=8, max_rows=16)

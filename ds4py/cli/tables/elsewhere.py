@@ -72,5 +72,6 @@ LLAMA: tuple[Option, ...] = (
     _accepted("--perf", "the speed line is always printed"),
     _accepted("--offline", "answering never uses the network"),
     _accepted("--quality", "exact kernels are the only ones; with a DeepSeek V4 draft: load it, draft nothing"),
+    _accepted("--ui-logo", "there is no picture at the start", kind="text", choices=("auto",)),
     _accepted("--warm-weights", "weights are read when the model loads"),
 )
