@@ -54,7 +54,8 @@ def completions(wires: Sequence[Wire]) -> dict[str, Any]:
 def messages(wires: Sequence[Wire]) -> dict[str, Any]:
     """A Messages stream as one message."""
     assert all(wire.event == wire.data["type"] for wire in wires)
-    kinds = [wire.event for wire in wires if wire.event != "ping"]
+    wires = [wire for wire in wires if wire.event != "ping"]
+    kinds = [wire.event for wire in wires]
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
     message = dict(wires[0].data["message"])
     assert message["content"] == [] and message["usage"]["input_tokens"] >= 0

@@ -247,6 +247,16 @@ def _whole(text: str) -> str:
     return "{}" if text in ("", "null") else text
 
 
+def before_mark(text: str, mark: str) -> tuple[str, bool]:
+    """(what of `text` stands in front of `mark` and is no markup, whether the mark is there). Blanks in front of a mark belong to
+    it; if it is not there, what may be its beginning is left out."""
+    at = text.find(mark)
+    if at >= 0:
+        return text[:at].rstrip(), True
+    n_mark = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
+    return text[: len(text) - n_mark].rstrip(), False
+
+
 def joined(parts: list[CallPart]) -> list[CallPart]:
     """`parts` with neighbouring texts and neighbouring arguments made one."""
     out: list[CallPart] = []

@@ -85,6 +85,11 @@ class Called:
         except (ValueError, RecursionError):
             return False
 
+    @property
+    def fault(self) -> str:
+        """What is wrong with a call that is not readable."""
+        return "its arguments are cut off" if not self.complete else "its arguments are not a JSON object"
+
 
 @dataclass(frozen=True)
 class Reply:

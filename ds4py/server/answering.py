@@ -5,7 +5,9 @@ What is mended, by going back to a token and putting a few others there (`rewind
 * an answer that ends while the model is still thinking: thinking is closed, and the model goes on to say something.
 Each is done once for an answer. A reply that a limit ends while thinking stays as it is. And a call whose arguments cannot be
 read is put to the model once more, with what is wrong and the tool's schema, if nobody has seen it yet (a reply that is not
-streamed); both tries share one budget. In a stream it goes out as it was written, for the client to tell the model.
+streamed); both tries share one budget. Else it goes out as it was written, and the reply ends with a sentence that says so and
+not with the reason of a reply that wants its calls to be made: a client that goes by that reason runs nothing half-written, and
+one that reads the arguments tells the model.
 
 The session keeps everything that was finished, whatever ends the work: a client that goes away in the middle of a prompt finds
 the part that was read when it comes back.
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ds4py.chat import CallEnd, CallStart, Event, Stop, collect
+from ds4py.chat import Called, CallEnd, CallStart, Event, Stop, Text, collect
 from ds4py.engine import Session, SessionOptions
 from ds4py.engine.statistics import timings
 from ds4py.server.jobs import Events, Job, Progress, Started
@@ -73,6 +75,8 @@ class Answer:
         finally:
             self.seconds = time.monotonic() - begun - self.prompt_seconds
         self._remember()
+        if self._job.prompt.asked.stream or self._first is not None:
+            self.excuse()  # there will be no other try
         return self._ended()
 
     @property
@@ -95,14 +99,23 @@ class Answer:
 
     def again(self) -> Prompt | None:
         """The prompt of a second try, if this one made a call that cannot be read and nobody has seen it; None if all is well."""
-        stop = next((event for event in reversed(self.events) if isinstance(event, Stop)), None)
-        reply = collect(self.events)
-        bad = next((call for call in reply.calls if not call.readable), None)
+        bad = self._unreadable()
         if bad is None or self._first is not None or self._job.prompt.asked.stream:
             return None
+        return self._prompting.after_bad_call(self._prompt, str(self._reader.sampled(1 << 30)), bad)
+
+    def excuse(self) -> None:
+        """Say so, if the reply has a call that cannot be read."""
+        bad = self._unreadable()
+        if bad is not None:
+            self._hand_on([Text(f"\n\n(The call of {bad.name} could not be read: {bad.fault}.)")])
+
+    def _unreadable(self) -> Called | None:
+        """A call that the model ended by itself and that cannot be read; what a limit or a stop string cut is not meant."""
+        stop = next((event for event in reversed(self.events) if isinstance(event, Stop)), None)
         if stop is None or stop.reason != "stop" or stop.stop_string is not None:
             return None
-        return self._prompting.after_bad_call(self._prompt, str(self._reader.sampled(1 << 30)), bad)
+        return next((call for call in collect(self.events).calls if not call.readable), None)
 
     def _read_prompt(self) -> None:
         session, total_at_start = self._session, len(self._ids) - 1
@@ -214,4 +227,5 @@ class Answer:
         stop = next(event for event in reversed(self._count.events) if isinstance(event, Stop))
         n_read = len(self._ids) - self._count.cached
         times = timings(self._count.cached, n_read, self.prompt_seconds, self._session.stats, self.seconds)
-        return Ended(stop, self.cost, times)
+        calls = collect(self._count.events).calls
+        return Ended(stop, self.cost, times, unreadable=bool(calls) and not any(call.readable for call in calls))

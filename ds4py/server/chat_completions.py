@@ -116,7 +116,7 @@ def _call(call: Fields) -> ToolCall:
 
 
 def finish_reason(ended: Ended, n_calls: int) -> str:
-    return "length" if ended.cut else "tool_calls" if n_calls else "stop"
+    return "length" if ended.cut else "tool_calls" if n_calls and not ended.unreadable else "stop"
 
 
 def usage(cost: Usage) -> dict[str, Any]:

@@ -142,7 +142,9 @@ def _output_format(body: Fields) -> tuple[str, Any] | None:
 def stop_reason(ended: Ended, n_calls: int) -> str:
     if ended.cut:
         return "max_tokens" if ended.stop.reason == "length" else "model_context_window_exceeded"
-    return "tool_use" if n_calls else "stop_sequence" if ended.stop.stop_string is not None else "end_turn"
+    if n_calls and not ended.unreadable:
+        return "tool_use"
+    return "end_turn" if ended.stop.stop_string is None else "stop_sequence"
 
 
 def usage(cost: Usage) -> dict[str, Any]:

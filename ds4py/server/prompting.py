@@ -96,9 +96,8 @@ class Prompting:
     def after_bad_call(self, prompt: Prompt, said: str, call: Called) -> Prompt | None:
         """The prompt of a second try after `said`, which made a call that cannot be read; None if it does not fit."""
         tool = next((tool for tool in prompt.tools if tool["function"]["name"] == call.name), None)
-        what = "its arguments are cut off" if not call.complete else "its arguments are not a JSON object"
         schema = f" The arguments of {call.name} have this schema: {json.dumps(schema_of(tool))}" if tool is not None else ""
-        error = Message("user", f"Error: the call of {call.name} could not be read: {what}.{schema} Write the call again.")
+        error = Message("user", f"Error: the call of {call.name} could not be read: {call.fault}.{schema} Write the call again.")
         asked = replace(prompt.asked, messages=(*prompt.asked.messages, Message("assistant", said), error))
         try:
             return replace(self.prepare(asked), seed=prompt.seed)

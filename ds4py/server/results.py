@@ -39,11 +39,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a reply: why, and what it took; `timings` are llama.cpp's."""
+    """The end of a reply: why, and what it took; `timings` are llama.cpp's. unreadable: it has calls, and none that can be
+    made."""
 
     stop: Stop
     usage: Usage
     timings: Mapping[str, float] = field(default_factory=dict)
+    unreadable: bool = False
 
     @property
     def cut(self) -> bool:

@@ -156,6 +156,8 @@ class Worker:
             if second is not None:
                 self._log(f"request {job.number} {job.api}: a call could not be read; the model is asked once more")
                 answer, ended = self._try(job, second, answer.cost)
+            elif not job.prompt.asked.stream:
+                answer.excuse()
             if not job.prompt.asked.stream:
                 job.tell(Events(answer.events))
         except Cancelled:

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import api_accumulate
 import pytest
 from scripted_server import TOOLS, Scripted, calls_of, chat_body, copying, events_of, reply, serving
 
 from ds4py.engine.accept import Opportunistic
 from ds4py.protocols import SamplingParams
 from ds4py.server.prompting import Defaults
+from ds4py.server.results import Wire
 
 THINK = ["<think>", "\n", "pl", "an", "\n", "</think>", "\n\n"]
 TWO = calls_of(("f", '{"a": "x"}'), ("g", "{}"))
@@ -36,6 +38,8 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "fail": reply("so", " far", fail=True),
     "spelled": reply(*[char for piece in [*TWO[:6], "\n", *TWO[6:]] for char in _chars(piece)]),
     "cut": reply(*calls_of(("f", '{"a": "x'))[:4]),
+    "garbled": reply(*calls_of(("f", '{"a": x}'))),
+    "one good": reply(*calls_of(("f", '{"a": x}')), "\n", *calls_of(("g", "{}"))),
 }
 
 
@@ -130,16 +134,47 @@ def test_a_call_that_cannot_be_read_is_asked_for_again_while_nobody_has_seen_it(
         assert sum("asked once more" in line for line in server.lines) == 1
 
 
-def test_a_call_that_cannot_be_read_goes_out_as_it_was_written(server: Scripted) -> None:
-    """The second try is as bad, or the reply is streamed: an error that the client can tell the model of."""
-    (call,) = chat(server, "cut", tools=TOOLS)["message"]["tool_calls"]
-    assert call["function"]["arguments"] == '{"a": "x}'
-    blocks = server.ask("/v1/messages", chat_body("#cut#", tools=[{"name": "f"}])).json["content"]
-    assert blocks[0]["input"] == {"_invalid_arguments": '{"a": "x}'}
-    events = events_of(server.ask("/v1/chat/completions", chat_body("#cut#", tools=TOOLS, stream=True)).body)
-    deltas = [data["choices"][0]["delta"] for _, data in events[:-1]]
-    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
-    assert "".join(pieces) == '{"a": "x}'
+@pytest.mark.parametrize(
+    ("name", "arguments", "fault"),
+    [("cut", '{"a": "x}', "its arguments are cut off"), ("garbled", '{"a": x}', "its arguments are not a JSON object")],
+)
+def test_a_call_that_cannot_be_read_ends_in_words_and_not_as_a_call(
+    server: Scripted, name: str, arguments: str, fault: str
+) -> None:
+    """The second try is as bad, or the reply is streamed: the call goes out as it was written, and nobody is told to make it."""
+    words = f"(The call of f could not be read: {fault}.)"
+    choice = chat(server, name, tools=TOOLS)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == arguments and choice["finish_reason"] == "stop"
+    assert choice["message"]["content"].strip() == words
+    claude = chat_body(f"#{name}#", tools=[{"name": "f"}])
+    message = server.ask("/v1/messages", claude).json
+    assert message["content"][0]["input"] == {"_invalid_arguments": arguments} and message["stop_reason"] == "end_turn"
+    assert message["content"][1]["text"].strip() == words
+    codex = {"input": f"#{name}#", "tools": [{"type": "function", "name": "f"}]}
+    whole = server.ask("/v1/responses", codex).json
+    assert [item["type"] for item in whole["output"]] == ["function_call", "message"]
+    assert whole["status"] == "completed" and words in whole["output"][1]["content"][0]["text"]
+    streamed = [
+        [Wire(*event) for event in events_of(server.ask(path, {**body, "stream": True}).body)]
+        for path, body in (
+            ("/v1/chat/completions", chat_body(f"#{name}#", tools=TOOLS)),
+            ("/v1/messages", claude),
+            ("/v1/responses", codex),
+        )
+    ]
+    in_chat, in_messages, in_responses = api_accumulate.chat(streamed[0]), api_accumulate.messages(streamed[1]), streamed[2]
+    assert in_chat["finish"] == "stop" and in_chat["content"].strip() == words
+    assert in_chat["calls"][0]["arguments"] == arguments
+    kinds = [block["type"] for block in in_messages["content"]]
+    assert in_messages["stop_reason"] == "end_turn" and kinds == ["tool_use", "text"]
+    assert api_accumulate.responses(in_responses)["output"][1]["type"] == "message"
+
+
+def test_a_call_that_can_be_read_is_made_whatever_stands_beside_it(server: Scripted) -> None:
+    choice = chat(server, "one good", tools=TOOLS, stream=False)
+    assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 2
+    assert "could not be read" in choice["message"]["content"]
 
 
 def test_broken_characters_and_limits(server: Scripted) -> None:

@@ -22,6 +22,7 @@ from ds4py.chat.calls import (
     CallPart,
     ObjectState,
     Plain,
+    before_mark,
     function_of,
     joined,
     literal,
@@ -121,16 +122,13 @@ class TagParser:
     # A step takes the undecided text, adds the parts it decides and returns (what is left, whether that must wait for more).
 
     def _text(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
-        at = text.find(OPEN)
-        if at >= 0:
-            shown = text[:at].rstrip()
-            self._plain(shown, len(text), parts)
-            self.state = replace(self.state, phase=Phase.OPENED, raw=text[len(shown) : at] + OPEN)
-            return text[at + len(OPEN) :], False
-        n_tag = next((n for n in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-n:])), 0)
-        shown = text[: len(text) - n_tag].rstrip()
+        shown, opens = before_mark(text, OPEN)
         self._plain(shown, len(text), parts)
-        return text[len(shown) :], True
+        if not opens:
+            return text[len(shown) :], True
+        n = text.index(OPEN) + len(OPEN)
+        self.state = replace(self.state, phase=Phase.OPENED, raw=text[len(shown) : n])
+        return text[n:], False
 
     def _plain(self, text: str, n_left: int, parts: list[CallPart]) -> None:
         """`text` is the answer's; it begins n_left characters before the end of what was fed (0: it is the end)."""
