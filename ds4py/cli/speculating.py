@@ -247,7 +247,7 @@ def _loaded_only(values: Values, drafters: Drafters) -> str | None:
     if values.flag("dspark_strict"):
         return "--dspark-strict"
     if drafters.types == ("draft-mtp",) and drafters.n_max == 0:
-        return "--mtp-draft 1"
+        return "--spec-draft-n-max 0" if values.has("spec_draft_n_max") else "--mtp-draft 1"
     return "--quality" if values.was_given("--quality") and drafters.counted == "ds4" else None
 
 

@@ -120,12 +120,12 @@ def open_drafters(config: SpecConfig, target: Target, notice: Notice | None = No
 
 
 def _speaking(config: SpecConfig, types: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The types that may draft, and why the others may not."""
+    """The types that may draft, and why the others may not. MTP is loaded all the same, as in ds4."""
     if config.n_max != 0:
         return tuple(types), ""
-    mute = [name for name in types if name in _FILED]
+    mute = [name for name in types if name in _FILED and name != "draft-mtp"]
     why = f"--spec-draft-n-max 0 lets {' and '.join(mute)} draft nothing" if mute else ""
-    return tuple(name for name in types if name not in _FILED), why
+    return tuple(name for name in types if name not in mute), why
 
 
 def draft_len(config: SpecConfig) -> int:

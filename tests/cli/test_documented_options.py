@@ -77,8 +77,8 @@ TABLE = """
 --spec-ngram-size-m | - | - | refused | 4
 --spec-ngram-min-hits | - | - | refused | 1
 --mtp --glm-mtp | - | off | refused | -
---mtp-draft | - | - | refused | 2
---mtp-margin | - | - | refused | 3
+--mtp-draft | - | 1 | 1 2 16 | 0 17 x
+--mtp-margin | - | 3.0 | 0 3 | -1 nan x
 --mtp-model | - | - | a.gguf | -
 --mtp-timing --glm-mtp-timing | DS4_DSPARK_STATS | off | flag | -
 --mtp-exact-sampling --spec-exact | - | off | flag | -
