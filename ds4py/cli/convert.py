@@ -39,23 +39,28 @@ def _run(found: Scan) -> int:
     values = finish(COMMAND, found)
     if not values.words:
         raise UsageError("which folder? Give the one that holds config.json and the safetensors files")
-    from ds4py.convert import make_plan, make_support_plan
+    from ds4py.convert import is_finished, make_plan, make_support_plan
 
     folder, options = Path(values.words[0]), _options(values)
     target = Path(values.text("outfile")) if values.has("outfile") else folder / _file_name(folder, values)
     work = [(make_plan(folder, options), target)]
     if values.has("dspark_out"):
         work.append((make_support_plan(folder, options), Path(values.text("dspark_out"))))
+    resume, finished = values.flag("resume"), set[Path]()
     for plan, path in work:
         for note in plan.notes:
             print(f"{COMMAND}: {note}", file=sys.stderr)
         if values.flag("dry_run"):
             print(listing(plan))
-        if path.exists() and not values.flag("overwrite"):
+        if resume and is_finished(plan, path):
+            finished.add(path)
+        elif path.exists() and not values.flag("overwrite"):
             raise ResourceError(f"{path} is there already; --overwrite replaces it")
     for plan, path in work:
-        if not values.flag("dry_run"):
-            write(plan, path)
+        if path in finished:
+            print(f"{COMMAND}: {path} was finished before", file=sys.stderr)
+        elif not values.flag("dry_run"):
+            write(plan, path, resume)
         print(f"{path}: {plan.architecture}, {len(plan.items)} tensors, {plan.nbytes / 1e6:,.1f} MB of weights")
     return 0
 
@@ -89,9 +94,10 @@ def listing(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def write(plan: Plan, target: Path) -> None:
-    """Write the file with a line of progress on a terminal; nothing is left when it is stopped."""
+def write(plan: Plan, target: Path, resume: bool = False) -> None:
+    """Write the file with a line of progress on a terminal; nothing is left when it is stopped, or all of it if it may go on."""
     from ds4py.convert import write_plan
+    from ds4py.gguf import partial_path
 
     terminal = open_terminal(sys.stderr)
 
@@ -99,10 +105,11 @@ def write(plan: Plan, target: Path) -> None:
         terminal.rewrite(f"{COMMAND}: {done / max(total, 1):4.0%} of {total / 1e6:,.0f} MB  {name}" if name else "")
 
     try:
-        write_plan(plan, target, progress)
+        write_plan(plan, target, progress, resume)
     except KeyboardInterrupt:
         terminal.rewrite("")
-        print(f"{COMMAND}: interrupted; nothing was kept", file=sys.stderr)
+        kept = f"what is done is kept in {partial_path(target)}; the same command goes on from there" if resume else ""
+        print(f"{COMMAND}: interrupted; {kept or 'nothing was kept'}", file=sys.stderr)
         raise
     finally:
         terminal.rewrite("")

@@ -38,9 +38,10 @@ PARTS: Mapping[str, str] = MappingProxyType(
 def main(argv: Sequence[str] | None = None) -> int:
     """The script's entry point; returns the exit code."""
     args = _parser().parse_args(argv)
-    out = Path(args.out)
-    if out.exists() and not args.overwrite and not args.dry_run:
-        print(f"{_NAME}: {out} is there already; --overwrite replaces it", file=sys.stderr)
+    written = [Path(name) for name in (args.out, args.dspark_out) if name is not None]
+    there = [path for path in written if path.exists()]
+    if there and not (args.overwrite or args.dry_run or args.resume):  # --resume knows whether they are its own
+        print(f"{_NAME}: {there[0]} is there already; --overwrite replaces it", file=sys.stderr)
         return 1
     return quantize.main(list(words(args)))
 

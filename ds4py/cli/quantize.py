@@ -21,7 +21,7 @@ from ds4py.cli.argv import Scan
 from ds4py.cli.entry import run_command
 from ds4py.cli.parsing import Values, finish
 from ds4py.cli.terminal import Terminal, open_terminal
-from ds4py.errors import UsageError
+from ds4py.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
     from ds4py.gguf import GgmlType, GgufFile
@@ -48,7 +48,7 @@ def _run(found: Scan) -> int:
         out.write(_listing())
         return 0
     source, target = _files(values)
-    from ds4py.quantize import output_paths, read_imatrix
+    from ds4py.quantize import is_finished, output_paths, read_imatrix
 
     imatrix = read_imatrix(values.text("imatrix")) if values.has("imatrix") else None
     files = [_open(values, source, log), *([_open_support(source)] if values.has("dspark_out") else [])]
@@ -58,12 +58,19 @@ def _run(found: Scan) -> int:
         work.append((_job(values, files[1], drafts[0], None), Path(values.text("dspark_out"))))
     paths = [path for job, path in work for path in output_paths(job, path)]
     _check_outputs(paths, [shard for job, _ in work for shard in job.g.shards])
+    resume = values.flag("resume")
+    finished = {path for job, path in work if resume and is_finished(job, path)}
     for job, path in work:
         _check_imatrix(job, values.flag("imatrix_strict"))
+        if resume and path.exists() and path not in finished:
+            raise ResourceError(f"{path} is there already and is another file; --resume goes on, it does not replace: delete it")
+    for job, path in work:
         if values.flag("dry_run"):
             _show(job, path, out)
+        elif path in finished:
+            log.say(f"{COMMAND}: {path} was finished before")
         else:
-            _quantize(job, path, log, values.flag("resume"))
+            _quantize(job, path, log, resume)
     return 0
 
 

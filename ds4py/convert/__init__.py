@@ -9,6 +9,17 @@ An architecture is one file in `families/`, a kind of draft one in `drafts/`. No
 from ds4py.convert.folder import as_gguf, open_folder
 from ds4py.convert.plan import OUTTYPES, Item, Options, Plan
 from ds4py.convert.planning import make_plan, make_support_plan
-from ds4py.convert.writing import write_plan
+from ds4py.convert.writing import is_finished, write_plan
 
-__all__ = ["OUTTYPES", "Item", "Options", "Plan", "as_gguf", "make_plan", "make_support_plan", "open_folder", "write_plan"]
+__all__ = [
+    "OUTTYPES",
+    "Item",
+    "Options",
+    "Plan",
+    "as_gguf",
+    "is_finished",
+    "make_plan",
+    "make_support_plan",
+    "open_folder",
+    "write_plan",
+]

@@ -1,7 +1,7 @@
 """GGUF files: a hardened, lazy reader over mmap and an atomic, streaming writer. No torch, and nothing of ours but `errors`."""
 
 from ds4py.gguf.reader import GgufFile, Mapped, Storage, Tensor, open_gguf
-from ds4py.gguf.resume import partial_path, write_resumable
+from ds4py.gguf.resume import is_written, partial_path, write_resumable
 from ds4py.gguf.strings import StringArray
 from ds4py.gguf.types import GgmlType, GgufType
 from ds4py.gguf.values import Metadata, NumberArray, Value
@@ -20,6 +20,7 @@ __all__ = [
     "Tensor",
     "Value",
     "gguf_size",
+    "is_written",
     "open_gguf",
     "partial_path",
     "write_gguf",

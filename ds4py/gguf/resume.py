@@ -30,6 +30,18 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
+def is_written(path: str | os.PathLike[str], kv: Mapping[str, Any], tensors: Iterable[NewTensor]) -> bool:
+    """Whether `path` is there and is what these make, as far as its metadata, its list of tensors and its length tell: what an
+    earlier run that writes several files has finished."""
+    target, table = Path(path), list(tensors)
+    header, alignment = header_bytes(kv, table)
+    total = len(header) + sum(tensor.nbytes + -tensor.nbytes % alignment for tensor in table)
+    if not target.is_file() or target.stat().st_size != total:
+        return False
+    with target.open("rb") as file:
+        return file.read(len(header)) == header
+
+
 def write_resumable(
     path: str | os.PathLike[str], kv: Mapping[str, Any], tensors: Iterable[NewTensor], identity: str = ""
 ) -> None:

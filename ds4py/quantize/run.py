@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ds4py.editing.shards import shard_keys, shard_path, without_shards
 from ds4py.editing.together import OutFile, stored, write_together
 from ds4py.errors import UsageError
-from ds4py.gguf import GgmlType, GgufFile, NewTensor, Tensor, gguf_size, write_resumable
+from ds4py.gguf import GgmlType, GgufFile, NewTensor, Tensor, gguf_size, is_written, write_resumable
 from ds4py.quantize.encoding import Slab, encode_rows, read_rows
 from ds4py.quantize.imatrix import Imatrix
 from ds4py.quantize.plan import FLOATS, Plan, Planned
@@ -60,6 +60,11 @@ def output_size(job: Job, out: Path) -> int:
 def output_paths(job: Job, out: Path) -> Sequence[Path]:
     """The files that `run` would write."""
     return [path for path, _, _ in _files(job, out, _nothing)]
+
+
+def is_finished(job: Job, out: Path) -> bool:
+    """Whether an earlier run has written `out`, as far as its metadata, its list of tensors and its length tell."""
+    return all(is_written(path, kv, tensors) for path, kv, tensors in _files(job, out, _nothing))
 
 
 def run(job: Job, out: Path, progress: Progress, resume: bool = False) -> Sequence[Path]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from tiny_deepseek4 import Folder, save_checkpoint
 
 from ds4py.cli import chat, convert, deepseek4_quantize, quantize
-from ds4py.gguf import open_gguf, resume
+from ds4py.gguf import open_gguf, partial_path, resume
 from ds4py.quantize import Entry, Imatrix, write_imatrix
 
 SMALL: dict[str, Any] = {
@@ -115,6 +118,61 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert code == 0 and out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     assert whole <= first + second <= whole + 12  # what was done is not done again, but for what came after the last note
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.gguf", "m.gguf", "whole.gguf"]
+
+
+def converting(module: str, *words: object, until: str = "") -> subprocess.CompletedProcess[str]:
+    """A process that converts and is killed, as by kill -9, when a piece of the tensor `until` is written. It names tensors as it
+    comes to them, and notes how far it is every 64 KiB."""
+    code = (
+        "import os, signal, sys\n"
+        "import ds4py.gguf.resume as resume\n"
+        f"from ds4py.cli import {module} as command\n"
+        "plain = resume.write_tensor\n"
+        "resume._MARK_BYTES = 1 << 16\n"
+        "def watched(file, tensor, alignment, start, then):\n"
+        "    print(tensor.name, start, file=sys.stderr)\n"
+        "    def counted(file):\n"
+        f"        if tensor.name == {until!r}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        then(file)\n"
+        "    plain(file, tensor, alignment, start, counted)\n"
+        "resume.write_tensor = watched\n"
+        "sys.exit(command.main(sys.argv[1:]))"
+    )
+    argv = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("module", ["convert", "deepseek4_quantize"])
+def test_kill_9_loses_one_tensor_at_most(folder: Folder, tmp_path: Path, capsys: Any, module: str) -> None:
+    """Killed in the first file and again in the second: what is finished is kept, the rest goes on at the tensor it was in."""
+    names = [tmp_path / name for name in ("m.gguf", "d.gguf", "m2.gguf", "d2.gguf")]
+
+    def words(out: Path, draft: Path) -> list[object]:
+        if module == "convert":
+            return [folder.path, "-o", out, "--dspark-out", draft]
+        return ["--hf", folder.path, "--quant", "mxfp4", "--threads", 1, "--out", out, "--dspark-out", draft]
+
+    command = {"convert": convert, "deepseek4_quantize": deepseek4_quantize}[module]
+    assert command.main(list(map(str, words(*names[2:])))) == 0
+    again = [*words(*names[:2]), "--resume"]
+    first = converting(module, *again, until="blk.2.attn_kv.weight")
+    assert first.returncode == -signal.SIGKILL and not names[0].exists() and partial_path(names[0]).exists()
+    second = converting(module, *again, until="mtp.1.attn_kv.weight")
+    assert second.returncode == -signal.SIGKILL and names[0].read_bytes() == names[2].read_bytes()
+    assert partial_path(names[1]).exists() and not names[1].exists()
+    third = converting(module, *again)
+    assert third.returncode == 0
+    begun = [[line.split()[0] for line in run.stderr.splitlines() if ".weight" in line] for run in (first, second, third)]
+    assert all(len(set(one) & set(other)) < 15 for one, other in pairwise(begun)), "only what follows the last note is done again"
+    assert min(map(len, begun)) > 30 and not set(begun[0]) & set(begun[2])
+    assert names[1].read_bytes() == names[3].read_bytes()
+    capsys.readouterr()
+    assert command.main(list(map(str, again))) == 0
+    assert capsys.readouterr().err.count("was finished before") == 2
+    names[0].write_bytes(b"something else")
+    assert command.main(list(map(str, again))) == 1
+    assert "is there already" in capsys.readouterr().err and names[0].read_bytes() == b"something else"
+    assert not list(tmp_path.glob("*partial*"))
 
 
 def test_ds4_convert_writes_both_files_without_a_recipe(folder: Folder, tmp_path: Path, capsys: Any) -> None:

@@ -68,6 +68,7 @@ ROWS: tuple[Option, ...] = (
         commands=_CONVERT,
     ),
     _flag("--vocab-only", "write metadata and tokenizer without weights"),
+    _flag("--resume", "keep what is done when the run stops, in FILE.partial, and go on from there when it is started again"),
     _flag("--dry-run", "show what would be written, and write nothing"),
     _flag("--overwrite", "replace the output file if it is there"),
 )
