@@ -3,7 +3,8 @@
 What is mended, by going back to a token and putting a few others there (`rewind`, `force`), never by inventing an answer:
 * a call that is begun before thinking is closed: back to the token before it, thinking is closed, and the model goes on;
 * an answer that ends while the model is still thinking: thinking is closed, and the model goes on to say something.
-Each is done once for an answer. A reply that a limit ends while thinking stays as it is. And a call whose arguments cannot be
+Each is done once for an answer. A reply that a limit ends while thinking stays as it is; where a request limits the thinking
+alone, it is closed there in the same way. And a call whose arguments cannot be
 read is put to the model once more, with what is wrong and the tool's schema, if nobody has seen it yet (a reply that is not
 streamed); both tries share one budget. Else it goes out as it was written, and the reply ends with a sentence that says so and
 not with the reason of a reply that wants its calls to be made: a client that goes by that reason runs nothing half-written, and
@@ -155,6 +156,9 @@ class Answer:
                 self._tell(reader.push(token))
                 if reader.stray_call is not None and self._mend(reader.stray_call):
                     return False
+                enough = reader.thinking and self._count.reasoning == self._prompt.asked.think_tokens
+                if enough and self._close_thinking(reader.pos):
+                    return False
                 if reader.done:
                     self._settle()
                     return True
@@ -163,14 +167,20 @@ class Answer:
 
     def _mend(self, kept: int) -> bool:
         """Close the thinking after `kept` ids of the reply; False if that was done before or there is no room."""
+        if self._count.mended or not self._close_thinking(kept):
+            return False
+        self._count.mended = True
+        return True
+
+    def _close_thinking(self, kept: int) -> bool:
+        """Put the closing tag behind `kept` ids of the reply, in place of what came there; False if there is no room."""
         tags = self._prompting.chat.think_tags
-        if tags is None or self._count.mended:
+        if tags is None:
             return False
         closing = self._prompting.tokenizer.encode(tags.close, special=True) + self._prompting.tokenizer.encode("\n\n")
         at = len(self._ids) + kept
         if at + len(closing) >= self._session.limits.n_ctx:
             return False
-        self._count.mended = True
         self._session.rewind(at)
         self._reader.truncate(kept)
         for _ in self._session.force(closing):

@@ -30,7 +30,7 @@ from ds4py.server.body import read_body
 from ds4py.server.fields import read_json
 from ds4py.server.guard import Access, Guard, error_response
 from ds4py.server.jobs import Job
-from ds4py.server.models import model_card, model_list
+from ds4py.server.models import by_name, model_card, model_list, thinks_by_name
 from ds4py.server.notices import Notices
 from ds4py.server.results import Ended, Meta, Wire
 from ds4py.server.sse import to_json
@@ -106,7 +106,7 @@ class _Site:
     async def _answer(self, api: Api, value: Any, request: Request) -> Any:
         ignored: list[str] = []
         try:
-            asked = api.parse(value, ignored.append)
+            asked = by_name(api.parse(value, ignored.append), self._worker.served.name)
             prompt = await run_in_threadpool(self._worker.served.prompting.prepare, asked)
         except Refusal as refusal:
             self._worker.metrics.ended(api.name, "refused")
@@ -130,7 +130,7 @@ class _Site:
         return read_json(await read_body(request, self._settings.max_body_bytes, self._settings.patience_seconds))
 
     async def count_tokens(self, request: Request) -> Response:
-        asked = messages.parse(await self._body(request), lambda word: None)
+        asked = by_name(messages.parse(await self._body(request), lambda word: None), self._worker.served.name)
         try:
             n = len((await run_in_threadpool(self._worker.served.prompting.prepare, asked)).ids)
         except Refusal as refusal:
@@ -144,9 +144,9 @@ class _Site:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name != self._worker.served.name:
+        if name != self._worker.served.name and thinks_by_name(name, self._worker.served.name) is None:
             raise Refusal(404, f"there is no model {name!r:.80}; {self._worker.served.name!r} is loaded", code="model_not_found")
-        return _json(model_card(self._worker.served, self._settings.created))
+        return _json(model_card(self._worker.served, self._settings.created, name))
 
     async def health(self, request: Request) -> Response:
         alive = self._worker.alive

@@ -84,6 +84,7 @@ class Asked:
     sampling: Sampling = Sampling()
     think: bool | None = None
     effort: str | None = None
+    think_tokens: int | None = None  # most tokens of reasoning
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     grammar: tuple[str, Any] | None = None  # kind of grammar and its source: what the whole answer must be

@@ -32,18 +32,18 @@ def parse(value: Any, notice: Notice) -> Asked:
     if not messages:
         raise bad("messages is missing or empty: there is nothing to answer", "messages")
     tools, shown = tools_of(body, notice)
-    choice = openai_choice(body, tools)
-    think, effort = thinking(body)
+    thought = thinking(body)
     options = body.object("stream_options")
-    asked = Asked(
+    return Asked(
         model=body.text("model") or "",
         messages=messages,
         tools=tools,
         shown=shown,
-        choice=choice,
+        choice=openai_choice(body, tools),
         sampling=sampling(body),
-        think=think,
-        effort=effort,
+        think=thought.think,
+        effort=thought.effort,
+        think_tokens=thought.tokens,
         stop=stops(body),
         max_tokens=budget(body, "max_tokens", "max_completion_tokens", "n_predict"),
         grammar=response_format(body),
@@ -51,9 +51,6 @@ def parse(value: Any, notice: Notice) -> Asked:
         include_usage=bool(options is not None and options.flag("include_usage")),
         ignored=body.unread(),
     )
-    if asked.grammar is not None and choice.mode == "required":
-        raise bad("response_format and a required tool call cannot both be obeyed", "tool_choice")
-    return asked
 
 
 def refuse_unsupported(body: Fields) -> None:

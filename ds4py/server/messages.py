@@ -31,22 +31,19 @@ def parse(value: Any, notice: Notice) -> Asked:
     if system := _system(body):
         messages.insert(0, Message("system", system))
     tools = _tools(body, notice)
-    think, effort = thinking(body)
-    choice = _choice(body, tools)
-    grammar = _output_format(body)
-    if grammar is not None and choice.mode == "required":
-        raise bad("an output format and a required tool call cannot both be obeyed", "tool_choice")
+    thought = thinking(body)
     return Asked(
         model=body.text("model") or "",
         messages=tuple(messages),
         tools=tools,
-        choice=choice,
+        choice=_choice(body, tools),
         sampling=sampling(body),
-        think=think,
-        effort=effort,
+        think=thought.think,
+        effort=thought.effort,
+        think_tokens=thought.tokens,
         stop=stops(body, "stop_sequences"),
         max_tokens=budget(body, "max_tokens"),
-        grammar=grammar,
+        grammar=_output_format(body),
         stream=bool(body.flag("stream")),
         ignored=body.unread(),
     )

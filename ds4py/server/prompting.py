@@ -5,7 +5,11 @@ template cannot write, a prompt that does not fit the context (with both numbers
 runs beside the engine's thread and touches nothing of it.
 
 A grammar and thinking: where the prompt leaves the model inside its reasoning, the grammar begins behind the closing tag; where
-the model would have to open it itself, it is told not to think, since no mask could know whether it will.
+the model would have to open it itself, it is told not to think, since no mask could know whether it will. A grammar of the answer
+and tools that may be called: either of the two is held.
+
+A conversation that ends with words of the assistant is continued where they end, without thinking, as Anthropic's API and
+llama.cpp do it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any, Final
 from ds4py.chat import Called, ChatFormat, Message, ReplyStream
 from ds4py.chat.calls import schema_of
 from ds4py.chat.fitting import render_fitting
+from ds4py.chat.formats.replay import merged
 from ds4py.chat.grammar import Grammar, GrammarCompiler
 from ds4py.chat.toolmode import ToolSchedule
 from ds4py.engine import FixedSchedule, Penalties, SessionOptions
@@ -162,6 +167,10 @@ class Prompting:
         return replace(made, ids=ids, text=text, inside_thinking=inside, tools=tools, grammar=grammar, after=after)
 
     def _render(self, asked: Asked, tools: Sequence[Mapping[str, Any]], think: bool | None) -> PromptText:
+        last = asked.messages[-1]
+        if len(asked.messages) > 1 and last.role == "assistant" and last.content and not last.tool_calls:
+            before = self._render(replace(asked, messages=asked.messages[:-1]), tools, False)
+            return PromptText(merged((*before.segments, (last.content, False))))
         messages = [self.replays.put_back(message) for message in asked.messages]
         if self.defaults.move_dates:
             messages = list(settled(messages))
@@ -172,12 +181,22 @@ class Prompting:
         )
 
     def _grammar(self, asked: Asked, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:
-        if asked.grammar is not None:
+        must_call = asked.choice.mode == "required"
+        if asked.grammar is not None and not tools:
             return self._compiled(*asked.grammar)
-        if asked.choice.mode != "required":
+        if asked.grammar is None and not must_call:
             return None
         allowed = [tool for tool in tools if not asked.choice.names or tool["function"]["name"] in asked.choice.names]
-        return self._compiled("lark", self.chat.call_syntax.grammar(allowed, asked.choice.parallel, self.tokenizer.vocab.markers))
+        calls = self.chat.call_syntax.grammar(allowed, asked.choice.parallel, self.tokenizer.vocab.markers)
+        if must_call or asked.grammar is None:
+            return self._compiled("lark", calls)
+        kind, source = asked.grammar
+        if kind not in ("json_schema", "json_object"):
+            raise bad("a grammar and tools cannot both be obeyed; set tool_choice to none", "grammar")
+        schema = {"type": "object"} if kind == "json_object" else source
+        self._compiled("json_schema", schema)  # what is wrong with it is said of it alone
+        either = f"start: calls | answer\nanswer: %json {json.dumps(schema)}\ncalls"
+        return self._compiled("lark", either + calls.removeprefix("start"))
 
     def _compiled(self, kind: str, source: Any) -> Grammar:
         with self._lock:

@@ -7,6 +7,7 @@ ignored. The readers here say which is which once for all APIs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ds4py.server.asked import Sampling, bad
@@ -52,16 +53,42 @@ def _bias(body: Fields) -> Mapping[int, float]:
     return found
 
 
-def thinking(body: Fields) -> tuple[bool | None, str | None]:
-    """(whether to think, effort) from all the ways to say it: `thinking` (a flag or an object with type), `think`,
-    `enable_thinking`, `chat_template_kwargs`, `reasoning_effort`, `reasoning.effort`, `output_config.effort`."""
-    think, effort = None, body.text("reasoning_effort")
-    spoken = body.any("thinking")
-    if isinstance(spoken, Mapping):
-        kind = Fields(spoken, "thinking").text("type")
+@dataclass(frozen=True)
+class Thinking:
+    """What a request says about it; None: nothing. tokens: most of them."""
+
+    think: bool | None
+    effort: str | None
+    tokens: int | None
+
+
+def thinking(body: Fields) -> Thinking:
+    """From all the ways to say it: `thinking` (a flag or an object with type and budget_tokens), `think`, `enable_thinking`,
+    `thinking_budget`, `thinking_budget_tokens`, `chat_template_kwargs`, `reasoning_effort`, `reasoning.effort`,
+    `output_config.effort`."""
+    tokens = [body.integer(name, -1) for name in ("thinking_budget", "thinking_budget_tokens")]
+    think = None
+    if isinstance(body.any("thinking"), Mapping):
+        spoken = Fields(body.any("thinking"), "thinking")
+        kind = spoken.text("type")
         think = None if kind is None else kind != "disabled"
-    elif spoken is not None:
+        tokens.append(spoken.integer("budget_tokens", 0) if think is not False else None)
+    elif body.any("thinking") is not None:
         think = body.flag("thinking")
+    think, effort = _switches(body, think)
+    most = min((n for n in tokens if n is not None and n >= 0), default=None)
+    if most == 0 and think is None:
+        think = False
+    if effort is None or effort in _EFFORTS:
+        return Thinking(think, effort, most or None)
+    if effort in _NO_EFFORT:
+        return Thinking(False if think is None else think, None, most or None)
+    raise bad(f"the effort must be none, {', '.join(_EFFORTS[:-1])} or {_EFFORTS[-1]}, not {effort!r:.40}", "reasoning_effort")
+
+
+def _switches(body: Fields, think: bool | None) -> tuple[bool | None, str | None]:
+    """(think, effort) of the plain switches and of those for templates; `think`: what was said before."""
+    effort = body.text("reasoning_effort")
     for name in ("think", "enable_thinking"):
         value = body.flag(name)
         think = value if value is not None else think
@@ -74,11 +101,7 @@ def thinking(body: Fields) -> tuple[bool | None, str | None]:
     for name in ("reasoning", "output_config"):
         nested = body.object(name)
         effort = (nested.text("effort") if nested is not None else None) or effort
-    if effort is None or effort in _EFFORTS:
-        return think, effort
-    if effort in _NO_EFFORT:
-        return (False if think is None else think), None
-    raise bad(f"the effort must be none, {', '.join(_EFFORTS[:-1])} or {_EFFORTS[-1]}, not {effort!r:.40}", "reasoning_effort")
+    return think, effort
 
 
 def stops(body: Fields, name: str = "stop") -> tuple[str, ...]:

@@ -43,23 +43,20 @@ def parse(value: Any, notice: Notice) -> Asked:
     if instructions := body.text("instructions"):
         messages.insert(0, Message("system", instructions))
     tools, shown = tools_of(body, notice)
-    choice = openai_choice(body, tools)
-    think, effort = thinking(body)
-    grammar = _text_format(body)
-    if grammar is not None and choice.mode == "required":
-        raise bad("text.format and a required tool call cannot both be obeyed", "tool_choice")
+    thought = thinking(body)
     return Asked(
         model=body.text("model") or "",
         messages=tuple(messages),
         tools=tools,
         shown=shown,
-        choice=choice,
+        choice=openai_choice(body, tools),
         sampling=sampling(body),
-        think=think,
-        effort=effort,
+        think=thought.think,
+        effort=thought.effort,
+        think_tokens=thought.tokens,
         stop=stops(body),
         max_tokens=budget(body, "max_output_tokens"),
-        grammar=grammar,
+        grammar=_text_format(body),
         stream=bool(body.flag("stream")),
         ignored=body.unread(),
     )

@@ -38,6 +38,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "fail": reply("so", " far", fail=True),
     "spelled": reply(*[char for piece in [*TWO[:6], "\n", *TWO[6:]] for char in _chars(piece)]),
     "cut": reply(*calls_of(("f", '{"a": "x'))[:4]),
+    "json": reply(*'{"n": 5}'),
     "garbled": reply(*calls_of(("f", '{"a": x}'))),
     "one good": reply(*calls_of(("f", '{"a": x}')), "\n", *calls_of(("g", "{}"))),
 }
@@ -85,6 +86,28 @@ def test_thinking_can_be_switched_off_and_on(server: Scripted) -> None:
         assert other.prompts[-1].endswith("</think>\n\n")
         other.ask("/v1/messages", chat_body(thinking={"type": "enabled", "budget_tokens": 1024}))
         assert other.prompts[-1].endswith("assistant\n")
+
+
+def test_names_of_models_that_say_whether_to_think(server: Scripted) -> None:
+    """Names of DeepSeek's and Z.ai's services, and the served one with the same endings; what a request says itself holds."""
+    for model, closed in (
+        ("deepseek-chat", True),
+        ("deepseek-reasoner", False),
+        ("glm-5.3-flash-nothink", True),
+        ("zai/glm-5.2-no-think", True),
+        ("qwen3.8-flash-next-reasoner", False),
+        ("scripted-chat", True),
+        ("scripted", False),
+        ("some-chat", False),
+    ):
+        answer = server.ask("/v1/chat/completions", {**chat_body("#hello#"), "model": model})
+        assert answer.json["model"] == model and server.prompts[-1].endswith("</think>\n\n") == closed
+    for fields, closed in (({"think": True}, False), ({"reasoning_effort": "high"}, False), ({"thinking": False}, True)):
+        server.ask("/v1/messages", {**chat_body("#hello#", **fields), "model": "deepseek-chat"})
+        assert server.prompts[-1].endswith("</think>\n\n") == closed
+    for name in ("deepseek-chat", "scripted-reasoner"):
+        assert server.ask(f"/v1/models/{name}").json["id"] == name
+    assert server.ask("/v1/models/some-chat").status == 404
 
 
 def test_calls_with_ids_that_nobody_can_guess(server: Scripted) -> None:
@@ -225,6 +248,48 @@ def test_grammars_hold_and_thinking_gives_way(server: Scripted) -> None:
     # where a grammar leaves no choice, a mask offers the tokens that the text would be cut into: here, single characters
     any_of_them = chat(server, "spelled", tools=TOOLS, tool_choice="required")
     assert [name for name, _ in calls(any_of_them)] == ["f", "g"]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+def test_a_limit_of_thinking_closes_it_there_and_the_answer_follows(tokens: int) -> None:
+    """The scripted model thinks on for ever; behind the closing tag, which was put there, the script goes on where it is."""
+    script = {"replies": [reply("<think>", *[f"w{i} " for i in range(4)], "<x>", "An", "swer", endless=True)]}
+    answers = set()
+    for equip in (None, copying()):
+        with serving(script, **({} if equip is None else {"equip": equip})) as server:
+            choice = chat_of(server, "x", thinking={"type": "enabled", "budget_tokens": tokens}, max_tokens=20)
+            details = choice["usage"]["completion_tokens_details"]
+            assert choice["message"]["reasoning_content"].split() == [f"w{i}" for i in range(tokens)]
+            assert details["reasoning_tokens"] == tokens and choice["usage"]["completion_tokens"] == 20
+            answers.add(choice["message"]["content"])
+    assert len(answers) == 1 and answers.pop()
+
+
+def test_words_of_the_assistant_are_continued(server: Scripted) -> None:
+    history = [{"role": "user", "content": "#hello#"}, {"role": "assistant", "content": "Say <|im_end|>: "}]
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        assert server.ask(path, {"messages": history}).status == 200
+        assert server.prompts[-1].endswith("assistant\n<think>\n\n</think>\n\nSay <|im_end|>: ")
+    server.ask("/v1/responses", {"input": history})
+    assert server.prompts[-1].endswith("Say <|im_end|>: ")
+
+
+def test_a_format_of_the_answer_leaves_tools_callable(server: Scripted) -> None:
+    """openai-agents sends both with every request of a typed agent."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    called = chat(server, "spelled", tools=TOOLS, response_format=form)
+    assert [name for name, _ in calls(called)] == ["f", "g"]
+    answered = chat(server, "json", tools=TOOLS, response_format=form)
+    assert json.loads(answered["message"]["content"]) == {"n": 5} and not calls(answered)
+    forced = chat(server, "hello", tools=TOOLS, response_format=form, max_tokens=40)["message"]
+    assert forced.get("tool_calls") or forced["content"].startswith("{")  # words are neither
+    must = chat(server, "json", tools=TOOLS, response_format=form, tool_choice="required", max_tokens=60)
+    assert must["message"]["tool_calls"]
+    refused = server.ask("/v1/chat/completions", chat_body(tools=TOOLS, grammar="root ::= 'a'"))
+    assert refused.status == 400 and "cannot both be obeyed" in refused.json["error"]["message"]
+    bad = {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}
+    said = server.ask("/v1/chat/completions", chat_body(tools=TOOLS, response_format=bad)).json["error"]["message"]
+    assert "JSON schema" in said
 
 
 def everything(server: Scripted, temperature: float) -> list[Any]:

@@ -194,6 +194,22 @@ def test_all_ways_to_speak_of_thinking(fields: dict[str, Any], want: tuple[Any, 
     assert (asked.think, asked.effort) == want
 
 
+@pytest.mark.parametrize(
+    ("fields", "think", "tokens"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, True, 2000),
+        ({"thinking": {"type": "disabled", "budget_tokens": 2000}}, False, None),
+        ({"thinking": {"type": "adaptive"}}, True, None),
+        ({"thinking_budget": 7, "thinking_budget_tokens": 5}, None, 5),
+        ({"thinking_budget": 0}, False, None),
+        ({"thinking_budget_tokens": -1}, None, None),
+    ],
+)
+def test_limits_of_thinking(fields: dict[str, Any], think: bool | None, tokens: int | None) -> None:
+    for asked in (chat(**fields), messages.parse({**USER, **fields}, ignore), responses.parse({"input": "x", **fields}, ignore)):
+        assert (asked.think, asked.think_tokens) == (think, tokens) and asked.ignored == ()
+
+
 def test_formats_of_the_answer() -> None:
     assert chat(response_format={"type": "json_object"}).grammar == ("json_object", "")
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
