@@ -1,8 +1,10 @@
-"""Listening: uvicorn with time limits for clients that send slowly, and an orderly end.
+"""Listening: uvicorn with time limits for clients that send or read slowly, and an orderly end.
 
-uvicorn bounds the size of a request's head but not the time it may take, so a connection that has sent no whole head is closed
-after a while: its protocol class gets that one timer. When a signal asks the server to leave, the worker is closed first: streams
-end with an error of their API instead of a torn connection, and the sockets follow.
+uvicorn bounds the size of a request's head but not the time it may take, and what waits to be read but not for how long. So its
+protocol class gets two timers: a connection that has sent no whole head is closed after a while, and one whose client leaves
+unread what was sent is cut, whatever the answer was; closing it would wait for the client again. Then the application is told
+that the client has gone. When a signal asks the server to leave, the worker is closed first: streams end with an error of their
+API instead of a torn connection, and the sockets follow.
 """
 
 from __future__ import annotations
@@ -20,23 +22,35 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ds4py.errors import ResourceError
 
 _HEAD_SECONDS: Final = 10.0  # for a whole request head
+_UNREAD_SECONDS: Final = 60.0  # that a client may leave unread more than the system takes for it
 _MOST: Final = 1000  # connections
 _HEAD_BYTES: Final = 64 << 10
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol with a time limit for the head of a request."""
+    """uvicorn's HTTP protocol with time limits for the head of a request and for reading the answer."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        for timer in (self._deadline, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle

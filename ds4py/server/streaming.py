@@ -2,7 +2,7 @@
 
 The idea: the response is written by one coroutine that waits for the next notice, a client that goes away, or the moment when
 something must be said so that nobody along the way gives up: only so many seconds pass without a byte, in the queue, while the
-prompt is read and while a call is held back alike. A client that reads nothing is waited for and then left. Whatever ends the
+prompt is read and while a call is held back alike. The engine does not wait for a client that reads slowly. Whatever ends the
 coroutine, the job is cancelled if it has not ended by itself.
 """
 
@@ -23,7 +23,6 @@ from ds4py.server.results import Ended, Usage, Wire
 from ds4py.server.sse import comment, encode
 
 _SHOWN: Final = 1.0  # seconds between two words about the prompt
-_STALLED: Final = 60.0  # seconds that a client may leave unread what was sent
 
 
 class Translator(Protocol):
@@ -79,8 +78,6 @@ class StreamAnswer:
             while not await self._step(send):
                 pass
             await self._send(send, b"", more=False)
-        except TimeoutError:
-            pass  # a client that does not read: the connection ends with the job
         finally:
             watching.cancel()
             if self._job.state in ("queued", "running"):
@@ -130,8 +127,7 @@ class StreamAnswer:
         return comment(f"prefill {read.done}/{read.total}" if read is not None else "waiting")
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
-        async with asyncio.timeout(_STALLED):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
         self._last = time.monotonic()
 
 
