@@ -57,15 +57,17 @@ def refuse_unsupported(body: Fields) -> None:
     """Fields of OpenAI's text APIs that would change the answer and cannot be obeyed."""
     if body.integer("n", 1) not in (None, 1):
         raise bad("n must be 1: this server makes one answer to a request", "n")
-    if body.any("logprobs") not in (None, False) or body.any("top_logprobs"):
+    if body.any("logprobs") not in (None, False) or type(body.any("logprobs")) is int or body.any("top_logprobs"):
         raise bad("logprobs are not supported", "logprobs")
     if body.any("audio") is not None or any(kind != "text" for kind in body.items("modalities") or ()):
         raise bad("modalities: this server answers in text only", "modalities")
     body.skip("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt")
+    body.skip("prompt_cache_options", "prompt_cache_retention")
 
 
 def response_format(body: Fields) -> tuple[str, Any] | None:
-    """`response_format`, and llama.cpp's `json_schema` and `grammar`, as a kind of grammar and its source."""
+    """`response_format`, llama.cpp's `json_schema` and `grammar`, vLLM's `guided_json` and `guided_regex`, as a kind of
+    grammar and its source."""
     found = body.object("response_format")
     if found is not None:
         kind = found.text("type") or "text"
@@ -80,11 +82,13 @@ def response_format(body: Fields) -> tuple[str, Any] | None:
             return "json_schema", own
         if kind != "text":
             raise bad(f"response_format.type must be text, json_object or json_schema, not {kind!r:.40}", "response_format")
-    own = schema(body, "json_schema")
+    own = schema(body, "json_schema") or schema(body, "guided_json")
     if own is not None:
         return "json_schema", own
-    text = body.text("grammar")
-    return ("gbnf", text) if text else None
+    for name, form in (("grammar", "gbnf"), ("guided_regex", "regex")):
+        if text := body.text(name):
+            return form, text
+    return None
 
 
 def _message(item: Fields) -> Message:

@@ -24,7 +24,8 @@ BILLING: Final = "x-anthropic-billing-header:"
 def parse(value: Any, notice: Notice) -> Asked:
     """The request in a body. Raises Refusal; `notice` is told of tools that are left out."""
     body = Fields(value)
-    body.skip("metadata", "context_management", "container", "service_tier", "betas")
+    body.skip("metadata", "context_management", "container", "service_tier", "betas", "cache_control", "diagnostics")
+    body.skip("inference_geo", "speed", "user_profile_id", "workspace_id")
     messages = [message for item in body.objects("messages") for message in _messages(item)]
     if not messages:
         raise bad("messages is missing or empty: there is nothing to answer", "messages")

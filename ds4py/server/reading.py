@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ds4py.server.asked import Sampling, bad
 from ds4py.server.fields import Fields, kind_of
@@ -18,8 +18,29 @@ _NO_EFFORT: Final = ("none", "off", "disabled")
 _EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 
+# Fields of llama.cpp and vLLM that would change the answer and are not known here, with the values at which they would not.
+_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
+    **dict.fromkeys(("typical_p", "tfs_z", "length_penalty"), (1,)),
+    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "min_tokens", "n_probs"), (0,)),
+    **dict.fromkeys(("ignore_eos", "use_beam_search", "include_stop_str_in_output", "echo"), (False,)),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "documents", "samplers"), ([], "")),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "structured_outputs", "chat_template"), ()),
+    "top_n_sigma": (-1, 0),
+}
+
+
+def refuse_unknown_sampling(body: Fields) -> None:
+    """Raises Refusal for a field of that table with an effect."""
+    for name, neutral in _NEUTRAL.items():
+        value = body.any(name)
+        if value is not None and value not in neutral:
+            raise bad(f"{name} is not supported", name)
+
+
 def sampling(body: Fields) -> Sampling:
-    """The sampling fields of all APIs; llama.cpp's and vLLM's additional ones too."""
+    """The sampling fields of all APIs; llama.cpp's and vLLM's additional ones too. Raises Refusal for those that would change the
+    answer and cannot be obeyed."""
+    refuse_unknown_sampling(body)
     repeat = body.number("repeat_penalty", 0.01, 100)
     vllm = body.number("repetition_penalty", 0.01, 100)
     return Sampling(

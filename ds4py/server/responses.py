@@ -33,10 +33,12 @@ def parse(value: Any, notice: Notice) -> Asked:
             raise bad(f"{name}: this server keeps no responses; send the whole conversation as input", name)
     if body.flag("background"):
         raise bad("background: this server answers while the client waits", "background")
-    if body.integer("top_logprobs"):
+    if body.integer("top_logprobs") or "message.output_text.logprobs" in (body.items("include") or ()):
         raise bad("logprobs are not supported", "top_logprobs")
+    if body.any("prompt") is not None:
+        raise bad("prompt: this server keeps no prompts; send the whole conversation as input", "prompt")
     body.skip("store", "include", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key", "truncation")
-    body.skip("client_metadata", "stream_options", "max_tool_calls")
+    body.skip("client_metadata", "stream_options", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention")
     messages = _input(body, notice)
     if not messages:
         raise bad("input is missing or empty: there is nothing to answer", "input")

@@ -17,7 +17,7 @@ from ds4py.server.asked import Shown
 @dataclass(frozen=True)
 class Meta:
     """Who a reply is: `key`, 32 hexadecimal digits that nobody can guess, the second it was begun, the model's name as the client
-    spelled it, and what the client asked that comes back in the answer."""
+    spelled it, what the client asked that comes back in the answer, and which functions stand for tools of another kind."""
 
     key: str
     created: int
