@@ -90,5 +90,6 @@ class CpuWeight:
             )
             record[0, 2 : 2 + len(args)] = args
             self._backend.executor.run(record)
+            self.tensor.release(0, (row + n) * self.row_bytes)
         self._packed = packed
         self.tensor.release()
