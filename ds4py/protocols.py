@@ -440,6 +440,8 @@ class Pass:
     verify_seconds: float  # of the whole forward call
     rows: int  # of the whole forward call
     n_sessions: int = 1  # in it
+    accept_seconds: float = 0.0  # in which the drafter took note of what was committed
+    skipped: bool = False  # no draft was asked for because of a streak of misses (depth.SkipStreak)
 
     @property
     def drafted(self) -> int:
@@ -504,6 +506,7 @@ class SourceStats:
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # [i]: drafts whose token i was accepted
     draft_seconds: float = 0.0
+    accept_seconds: float = 0.0
 
     def count(self, done: Pass) -> None:
         self.drafts += 1
@@ -514,6 +517,7 @@ class SourceStats:
         for i in range(done.accepted):
             self.accepted_at[i] += 1
         self.draft_seconds += done.draft_seconds
+        self.accept_seconds += done.accept_seconds
 
 
 @dataclass
@@ -526,6 +530,8 @@ class SpecStats:
     accepted: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    begins: int = 0  # generations
+    begin_seconds: float = 0.0  # in which the drafter took note of prompts
     draft_calls: int = 0  # times the drafter was asked
     passes_of_rows: dict[int, int] = field(default_factory=dict)  # rows of this session -> passes
     sources: dict[str, SourceStats] = field(default_factory=dict)  # kind of drafter -> its part

@@ -153,6 +153,7 @@ def _served(engine: Engine, prompting: Prompting, name: str, speculation: Specul
         speculation.options,
         lambda options: is_opportunistic(options, config),
         speculation.learn,
+        closing=lambda stats: speculation.closing_lines(stats, details=False),
     )
 
 

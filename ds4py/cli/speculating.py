@@ -72,7 +72,7 @@ class Speculation:
         made = speculating(options, self.drafters)
         if self.rates:
             made = replace(made, rule=Synthetic(self.rates, options.seed, options.stop_ids))
-        return made if self.trace is None else replace(made, trace=self.trace.of(0))
+        return made if self.trace is None or made.drafter is None else replace(made, trace=self.trace.of(0))
 
     def opening_lines(self, options: SessionOptions | None) -> Iterator[str]:
         """What is said before the first token: which drafter and which policies run for sessions with `options` (None: every
@@ -85,11 +85,12 @@ class Speculation:
             yield "warning: acceptance is made up, for benchmarks only: what is printed is not the model's text"
             yield f"made-up acceptance commits {1 + sum(self.rates):.2f} tokens a pass, by position {shares}"
 
-    def closing_lines(self, stats: SpecStats) -> Iterator[str]:
-        """What is said when a session has ended: nothing if nothing was drafted and no timing was asked for."""
+    def closing_lines(self, stats: SpecStats, details: bool = True) -> Iterator[str]:
+        """What is said when a session, or without `details` a request, has ended: nothing if nothing was drafted and no timing
+        was asked for."""
         if self.rates and stats.drafted:
             yield "the acceptance below was made up, and so was the text"
-        yield from llama_lines(stats, details=True)
+        yield from llama_lines(stats, details or self.timing, self.drafters.types)
         if self.timing and self.drafters.types:
             yield from mtp_timing_lines(stats, "+".join(self.drafters.types))
             yield f"net of drafting and verifying {telemetry(stats)['netTokensPerSecond']:.2f} t/s"

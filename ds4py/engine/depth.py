@@ -108,6 +108,11 @@ class SkipStreak:
         self._streak = 0
         self._skipping = False
 
+    @property
+    def skipping(self) -> bool:
+        """Whether the next draft is left out."""
+        return self._skipping
+
     def depth(self) -> int:
         return 0 if self._skipping else self._inner.depth()
 

@@ -138,13 +138,15 @@ def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> S
 
     # Of the rows evaluated, the first n hold tokens of the new list; the token chosen last is the next pass's first row.
     session.state.truncate(base + n)
-    session.drafter.truncate(base)
     session.sampler.truncate(base + 1 + n)
+    began = perf_counter()
+    session.drafter.truncate(base)
     evaluated = [session.tokens[-1], *chosen[:-1]] if n else []
     taps = verify.taps(i, session.drafter.needs.taps)
     session.drafter.observe(evaluated, {layer: tapped[:n] for layer, tapped in taps.items()})
 
-    cost = (proposal.seconds, verify.seconds, len(verify.out.logits), verify.n_sessions)
+    noted = perf_counter() - began
+    cost = (proposal.seconds, verify.seconds, len(verify.out.logits), verify.n_sessions, noted)
     done = Pass(base, session.tokens[-1], proposal.asked, draft, n, *cost)
     session.record(done)
     session.commit(chosen)

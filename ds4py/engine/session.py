@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 from ds4py.engine import prefill
 from ds4py.engine.accept import TargetDraw
-from ds4py.engine.depth import FixedDepth
+from ds4py.engine.depth import FixedDepth, SkipStreak
 from ds4py.engine.generate import generate
 from ds4py.engine.noise import Noise
 from ds4py.engine.plain import NoDrafter
@@ -214,9 +215,12 @@ class Session:
         self.limit = min(self._budget_end, self.limits.n_ctx)
         self.error = None
         self.finish = self._ended(stopped=False)
+        self.stats.begins += 1
 
     def record(self, done: Pass) -> None:
         """Count what a pass did, and let the depth policy and a trace see it."""
+        if isinstance(self.depth, SkipStreak) and self.depth.skipping:
+            done = replace(done, skipped=True)
         self.depth.record(done)
         self.stats.count(done)
         if self.trace is not None:
@@ -328,7 +332,9 @@ class Session:
             self.state.truncate(base + n)
             seen = self.drafter.pos - base
             if seen < n:
+                began = perf_counter()
                 self.drafter.observe(block[seen:n], {layer: rows[seen:n] for layer, rows in out.taps.items()})
+                self.stats.begin_seconds += perf_counter() - began
         except BaseException:
             self.settle()
             raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -44,26 +44,35 @@ def accepted_by_position(stats: SpecStats) -> list[float]:
     return [sum(at[i] for at in counts if i < len(at)) / n_drafts for i in range(depth)]
 
 
-def llama_lines(stats: SpecStats, details: bool = False) -> Iterator[str]:
-    """llama.cpp's lines at the end of a request, none without drafts; `details` adds acceptance by position and each type's."""
+def llama_lines(stats: SpecStats, details: bool = False, types: Sequence[str] = ()) -> Iterator[str]:
+    """llama.cpp's lines at the end of a request, none without drafts; `details` adds acceptance by position and each type's.
+
+    types: those that ran, in the order in which they were asked; () for those whose drafts were verified."""
     if not stats.drafted:
         return
     counts = f"({stats.accepted:5d} accepted / {stats.drafted:5d} generated)"
     yield f"draft acceptance = {acceptance_rate(stats):.5f} {counts}, mean len = {mean_len(stats):5.2f}"
     if details:
         yield f"acc per pos = ({_shares(accepted_by_position(stats))})"
-        for name, source in stats.sources.items():
-            yield _type_line(name, source, stats.draft_calls)
+        n_calls = stats.draft_calls
+        for name in types or stats.sources:
+            source = stats.sources.get(name, SourceStats())
+            yield _type_line(name, source, n_calls, stats)
+            n_calls -= source.drafts  # who comes later in a chain is asked when nobody before it had an answer
 
 
-def _type_line(name: str, source: SourceStats, n_calls: int) -> str:
+def _type_line(name: str, source: SourceStats, n_calls: int, stats: SpecStats) -> str:
+    """Durations: of reading prompts (all types of a chain together), of proposals, and of taking note of what became of them."""
     rates = [at / source.drafts for at in source.accepted_at]
+    mean = ""
+    if source.drafts:
+        mean = f"#mean acc len = {1 + source.accepted / source.drafts:.2f}, #acc rate/pos = ({_shares(rates)}), "
+    seconds = (stats.begin_seconds, source.draft_seconds, source.accept_seconds)
     return (
-        f"statistics {name}: #calls(b,g,a) = 1 {n_calls} {source.drafts}, "
+        f"statistics {name}: #calls(b,g,a) = {stats.begins} {n_calls} {source.drafts}, "
         f"#gen drafts = {source.drafts}, #acc drafts = {source.hits}, "
-        f"#gen tokens = {source.drafted}, #acc tokens = {source.accepted}, "
-        f"#mean acc len = {1 + source.accepted / source.drafts:.2f}, #acc rate/pos = ({_shares(rates)}), "
-        f"dur(b,g,a) = 0.000, {1e3 * source.draft_seconds:.3f}, 0.000 ms"
+        f"#gen tokens = {source.drafted}, #acc tokens = {source.accepted}, {mean}"
+        f"dur(b,g,a) = {', '.join(f'{1e3 * value:.3f}' for value in seconds)} ms"
     )
 
 
@@ -111,12 +120,15 @@ def timings(n_cached: int, n_prompt: int, prompt_seconds: float, stats: SpecStat
 class Trace:
     """An NDJSON file with two lines for each pass of a session: what was drafted, and how much of it was accepted.
 
-    The fields are those of LLAMA_MTP_ACC_TRACE; h_l2 is 0, since no hidden state is fed. Several sessions may share a trace."""
+    The fields are those of LLAMA_MTP_ACC_TRACE. Drafters of many kinds are traced alike, so `h_idx` (-1) and `h_l2` (0) tell of
+    no hidden state. A pass that no draft was asked for is a "skip-streak" or, for any other reason, a "skip-nsteps"; its
+    `attn_pos` is that of the session's last draft, -1 before there is one. Several sessions may share a trace."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._lock = Lock()
         self._iter = 0
+        self._drafted_at: dict[int, int] = {}  # session -> position of its last draft
 
     @classmethod
     def open(cls, where: str) -> Trace | None:
@@ -139,14 +151,16 @@ class Trace:
     def write(self, done: Pass, seq_id: int = 0) -> None:
         """Add the lines of a pass; flushed at once."""
         with self._lock:
+            if done.asked:
+                self._drafted_at[seq_id] = done.pos
             drafted = {
                 "evt": "mtp_draft",
                 "iter": self._iter,
-                "path": "sync" if done.asked else "skip-nsteps",
+                "path": "sync" if done.asked else "skip-streak" if done.skipped else "skip-nsteps",
                 "seq_id": seq_id,
                 "id_last": done.last,
                 "h_idx": -1,
-                "attn_pos": done.pos,
+                "attn_pos": self._drafted_at.get(seq_id, -1),
                 "n_steps": done.asked,
                 "h_l2": 0.0,
                 "drafts": list(done.draft.tokens),

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from threading import Lock
+from typing import Final
 
 from ds4py.protocols import SpecStats
 from ds4py.server.results import Usage
 
+_PER_POSITION: Final = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 _HELP: Mapping[str, str] = {
     "ds4_requests_total": "requests by API and how they ended",
     "ds4_prompt_tokens_total": "tokens of prompts",
@@ -26,6 +28,10 @@ _HELP: Mapping[str, str] = {
     "ds4_accepted_tokens_total": "drafted tokens that were committed",
     "ds4_draft_seconds_total": "time spent on drafting",
     "ds4_verify_seconds_total": "time spent on verifying",
+    "llamacpp:spec_decode_num_draft_tokens_total": "tokens drafted and verified, by llama.cpp's name",
+    "llamacpp:spec_decode_num_accepted_tokens_total": "drafted tokens that were committed, by llama.cpp's name",
+    "llamacpp:spec_decode_num_drafts_total": "drafts verified",
+    _PER_POSITION: "drafts whose token at a position was committed",
 }
 
 
@@ -52,6 +58,12 @@ class Metrics:
             counts["ds4_rows_total"] += stats.rows
             counts["ds4_drafted_tokens_total"] += stats.drafted
             counts["ds4_accepted_tokens_total"] += stats.accepted
+            counts["llamacpp:spec_decode_num_draft_tokens_total"] += stats.drafted
+            counts["llamacpp:spec_decode_num_accepted_tokens_total"] += stats.accepted
+            counts["llamacpp:spec_decode_num_drafts_total"] += stats.drafts
+            for source in stats.sources.values():
+                for i, n in enumerate(source.accepted_at):
+                    counts[f'{_PER_POSITION}{{position="{i}"}}'] += n
             for name, value in (
                 ("ds4_prompt_seconds_total", prompt_seconds),
                 ("ds4_generation_seconds_total", seconds),
@@ -71,7 +83,9 @@ class Metrics:
             yield f"# HELP {name} {text}"
             yield f"# TYPE {name} counter"
             found = {key: value for key, value in counts.items() if key.partition("{")[0] == name}
-            for key, value in sorted(found.items()) or [(name, 0)]:
+            if name != _PER_POSITION:
+                found = found or {name: 0}
+            for key, value in sorted(found.items(), key=lambda item: (len(item[0]), item[0])):
                 yield f"{key} {_number(value)}"
         for name, number in gauges.items():
             yield f"# TYPE {name} gauge"

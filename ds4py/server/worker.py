@@ -12,13 +12,15 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ds4py.engine import Engine, Session, SessionOptions
+from ds4py.engine.statistics import llama_lines
 from ds4py.errors import ContextError, Ds4Error, NumericError, ResourceError, UsageError
+from ds4py.protocols import SpecStats
 from ds4py.server.answering import Answer
 from ds4py.server.asked import Refusal
 from ds4py.server.jobs import Cancelled, Events, Failed, Job
@@ -47,6 +49,7 @@ class Served:
     drafts_decide: Callable[[SessionOptions], bool] = lambda options: False
     learn: Callable[[Session], None] = lambda session: None
     begin: Callable[[Any, str, int, Callable[[], None]], None] | None = None
+    closing: Callable[[SpecStats], Iterable[str]] = llama_lines  # what the log says of an answer's drafts
 
 
 class Worker:
@@ -195,6 +198,7 @@ class Worker:
         decide = self.served.drafts_decide(options)
         made = self.served.equip(options)
         if made.drafter is None:
+            kept.drafts_decide = decide  # a drafter that is left out of this answer comes back to a later one
             return made
         if not decide and kept.drafts_decide is False:
             made = replace(made, drafter=kept.session.drafter, depth=kept.session.depth)
@@ -231,7 +235,10 @@ class Worker:
     def _count(self, job: Job, answer: Answer, kept: Kept) -> None:
         if self._trace is not None:
             self._trace.replied(job.number, answer.events)
-        self.metrics.answered(answer.own_cost, kept.session.stats, answer.prompt_seconds, answer.seconds)
+        stats = kept.session.stats
+        self.metrics.answered(answer.own_cost, stats, answer.prompt_seconds, answer.seconds)
+        for sentence in self.served.closing(stats):
+            self._log(f"request {job.number} {job.api}: {sentence}")
 
 
 def refusal_of(error: Exception) -> Refusal:

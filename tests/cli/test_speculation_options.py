@@ -251,7 +251,7 @@ class TestClosingLines:
         return Speculation(Drafters(SpecConfig(), ("ngram-mod",), "", 4, 0), **changes)  # type: ignore[arg-type]
 
     def stats(self) -> SpecStats:
-        stats = SpecStats()
+        stats = SpecStats(begins=1)
         stats.count(Pass(0, 1, 4, Draft([1, 2, 3, 4], source="ngram-mod"), 3, 0.001, 0.1, 5))
         stats.count(Pass(3, 1, 4, Draft(), 1, 0.0, 0.1, 1))
         return stats

@@ -14,8 +14,9 @@ from toy_model import toy_engine
 
 from ds4py.engine import FixedDepth, Session, SessionOptions, step
 from ds4py.engine import statistics as st
+from ds4py.engine.depth import SkipStreak
 from ds4py.errors import ResourceError
-from ds4py.protocols import SamplingParams, SpecStats
+from ds4py.protocols import Draft, Pass, SamplingParams, SpecStats
 
 GREEDY = SamplingParams(0)
 
@@ -71,8 +72,27 @@ def test_llama_cpps_lines() -> None:
     assert re.fullmatch(r"draft acceptance = 0\.\d{5} \( {2,3}\d+ accepted / {2,4}\d+ generated\), mean len = +\d\.\d\d", first)
     assert re.fullmatch(r"acc per pos = \(0\.\d{3}, 0\.\d{3}, 0\.\d{3}\)", per_pos)
     numbers = r"#gen drafts = \d+, #acc drafts = \d+, #gen tokens = \d+, #acc tokens = \d+, #mean acc len = \d\.\d\d"
-    calls, rest = r"#calls\(b,g,a\) = 1 \d+ \d+", r"#acc rate/pos = \(.*\), dur\(b,g,a\) = 0\.000, \d+\.\d{3}, 0\.000 ms"
+    calls, rest = r"#calls\(b,g,a\) = 1 \d+ \d+", r"#acc rate/pos = \(.*\), dur\(b,g,a\) = \d+\.\d{3}, \d+\.\d{3}, \d+\.\d{3} ms"
     assert re.fullmatch(rf"statistics : {calls}, {numbers}, {rest}", per_type)
+
+
+def test_every_type_of_a_chain_has_its_calls() -> None:
+    """A later type is asked where those before it were silent; one that never drafted is listed too. Seconds are measured."""
+    stats = SpecStats(begins=2, begin_seconds=0.0015)
+    for source, n, accepted in (("ngram-mod", 3, 2), ("ngram-mod", 2, 0), ("draft-simple", 3, 3), ("", 0, 0)):
+        stats.count(Pass(0, 1, 4, Draft([1] * n, source=source), accepted + 1, 0.25, 1.0, n + 1, accept_seconds=0.002))
+    lines = list(st.llama_lines(stats, True, ("ngram-simple", "ngram-mod", "draft-simple")))[2:]
+    assert lines == [
+        "statistics ngram-simple: #calls(b,g,a) = 2 4 0, #gen drafts = 0, #acc drafts = 0, #gen tokens = 0, #acc tokens = 0, "
+        "dur(b,g,a) = 1.500, 0.000, 0.000 ms",
+        "statistics ngram-mod: #calls(b,g,a) = 2 4 2, #gen drafts = 2, #acc drafts = 1, #gen tokens = 5, #acc tokens = 2, "
+        "#mean acc len = 2.00, #acc rate/pos = (0.500, 0.500), dur(b,g,a) = 1.500, 500.000, 4.000 ms",
+        "statistics draft-simple: #calls(b,g,a) = 2 2 1, #gen drafts = 1, #acc drafts = 1, #gen tokens = 3, #acc tokens = 3, "
+        "#mean acc len = 4.00, #acc rate/pos = (1.000, 1.000, 1.000), dur(b,g,a) = 1.500, 250.000, 2.000 ms",
+    ]
+    one = spoken().stats
+    (source,) = one.sources.values()
+    assert one.begins == 1 and 0 < one.begin_seconds < 1 and 0 < source.accept_seconds < 1
 
 
 def test_a_golden_line() -> None:
@@ -137,6 +157,30 @@ def test_a_trace_has_two_lines_for_every_verified_draft_and_the_fields_in_order(
             at = draft["attn_pos"] + 1
             n = done["n_accepted"]
             assert session.tokens[at : at + n] == draft["drafts"][:n] and done["n_drafted_prev"] == len(draft["drafts"])
+
+
+def test_passes_that_no_draft_was_asked_for_say_why() -> None:
+    """Two misses, one draft left out, and the last token of a budget is never drafted."""
+    out = io.StringIO()
+    engine = toy_engine()
+    wrong = Scripted(list(range(40)), always_wrong)
+    policy = SkipStreak(FixedDepth(2), 2)
+    session = engine.session(SessionOptions(GREEDY, drafter=wrong, depth=policy, trace=st.Trace(out).of(0)))
+    session.sync([1, 2, 3])
+    for _ in session.generate(8):
+        pass
+    drafts = [json.loads(line) for line in out.getvalue().splitlines() if "mtp_draft" in line]
+    paths = [line["path"] for line in drafts]
+    assert paths == ["sync", "sync", "skip-streak", "sync", "sync", "skip-streak", "sync", "skip-nsteps"]
+    assert [line["attn_pos"] for line in drafts] == [2, 3, 3, 5, 6, 6, 8, 8], "a pass without a draft keeps the last one's place"
+    assert all(line["n_steps"] == 0 and line["drafts"] == [] for line in drafts if line["path"] != "sync")
+    assert [line["iter"] for line in drafts] == [0, 1, 2, 2, 3, 4, 4, 5], "iter moves on with an accept only"
+    out = io.StringIO()
+    session = engine.session(SessionOptions(GREEDY, drafter=wrong, depth=FixedDepth(0), trace=st.Trace(out).of(0)))
+    wrong.truncate(0)
+    session.sync([1, 2])
+    next(session.generate(1))
+    assert json.loads(out.getvalue())["attn_pos"] == -1
 
 
 def test_where_a_trace_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import api_accumulate
 import pytest
 from scripted_server import TOOLS, Scripted, calls_of, chat_body, copying, events_of, reply, serving
 
+from ds4py.engine import SessionOptions
 from ds4py.engine.accept import Opportunistic
 from ds4py.protocols import SamplingParams
 from ds4py.server.prompting import Defaults
@@ -355,3 +356,34 @@ def test_opportunistic_drafts_stay_within_one_answer() -> None:
         object.__setattr__(server.worker.served, "drafts_decide", lambda options: True)
         first, *others = [chat(server, "x", seed=5, max_tokens=60)["message"]["content"] for _ in range(3)]
         assert others == [first, first]
+
+
+def test_a_drafter_that_is_left_out_of_hot_answers_comes_back_to_cold_ones() -> None:
+    """A draft model that is too dear above temperature 0 is not asked there; the next request at 0 must draft again."""
+    usual = copying()
+
+    def equip(options: SessionOptions) -> SessionOptions:
+        return options if options.params.temperature > 0 else usual(options)
+
+    with serving({"replies": [{**SCRIPTS["repeat"], "sharp": 9.0}]}, equip=equip) as server:
+        object.__setattr__(server.worker.served, "drafts_decide", lambda options: options.params.temperature > 0)
+        drafted = [
+            server.ask("/v1/chat/completions", chat_body("x", temperature=t, max_tokens=60)).json["timings"].get("draft_n", 0)
+            for t in (0.0, 1.0, 0.0, 0.0)
+        ]
+    assert drafted[1] == 0 and min(drafted[0], *drafted[2:]) > 0, drafted
+
+
+def test_what_drafts_did_is_in_the_log_and_in_llama_cpps_metrics() -> None:
+    with serving({"replies": [{**SCRIPTS["repeat"], "sharp": 9.0}]}, equip=copying()) as server:
+        assert "spec_decode_num_accepted_tokens_per_pos_total{" not in server.ask("/metrics").body.decode()
+        timings = server.ask("/v1/chat/completions", chat_body("x", temperature=0, max_tokens=60)).json["timings"]
+        text = server.ask("/metrics").body.decode()
+        server.until(lambda: server.running == 0)
+    found = dict(re.findall(r"^llamacpp:spec_decode_num_(\S+) (\d+)$", text, re.MULTILINE))
+    assert int(found["draft_tokens_total"]) == timings["draft_n"] > 0
+    accepted = timings["draft_n_accepted"]
+    at = [int(n) for name, n in found.items() if name.startswith("accepted_tokens_per_pos")]
+    assert int(found["accepted_tokens_total"]) == accepted == sum(at) and at == sorted(at, reverse=True)
+    assert at[0] <= int(found["drafts_total"])
+    assert any(f"draft acceptance = {accepted / timings['draft_n']:.5f} (" in line for line in server.lines), server.lines
