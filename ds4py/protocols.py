@@ -480,6 +480,11 @@ class Drafter(Timeline, Protocol):
 class DepthPolicy(Protocol):
     """How many tokens to draft next; owns back-off and giving up."""
 
+    @property
+    def tail(self) -> int:
+        """Nothing is drafted when fewer tokens than this may still come."""
+        ...
+
     def depth(self) -> int: ...
 
     def record(self, done: Pass) -> None:

@@ -187,7 +187,8 @@ def config_of(values: Values, log: Terminal) -> SpecConfig:
         g = open_gguf(path)
         check_file(types, g)
         config = replace(config, draft_model=g)
-        config = _for_mtp(values, config, types or (recognise(g),), log)
+        types = types or (recognise(g),)
+        config = _scheduled(values, _for_mtp(values, config, types, log), types)
     if synthetic and not config.types and config.draft_model is None:
         raise UsageError("synthetic acceptance needs something that drafts: add --spec-type")
     if values.has("spec_synth_rates"):
@@ -209,6 +210,13 @@ def _for_mtp(values: Values, config: SpecConfig, types: tuple[str, ...], log: Te
         return config
     n_max = config.n_max if values.has("spec_draft_n_max") else values.integer("mtp_draft") - 1
     return replace(config, n_max=n_max, margin=values.number("mtp_margin"))
+
+
+def _scheduled(values: Values, config: SpecConfig, types: tuple[str, ...]) -> SpecConfig:
+    """ds4's switch of its schedule, for DSpark alone."""
+    if "draft-dspark" not in types or not values.has("dspark_scheduler") or values.was_given("--spec-depth"):
+        return config
+    return replace(config, depth="ds4" if values.text("dspark_scheduler") == "1" else "fixed")
 
 
 def rows_needed(config: SpecConfig) -> int:

@@ -167,6 +167,8 @@ class CatchingUp:
 class CostAware:
     """protocols.DepthPolicy for one session. See the head of this file."""
 
+    tail = 0
+
     def __init__(self, n_max: int, n_min: int = 0) -> None:
         """Depths are 0 or n_min .. n_max."""
         self._n_max, self._n_min = n_max, max(1, n_min)

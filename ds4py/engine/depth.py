@@ -31,6 +31,8 @@ _READING: Final = (16, 64)  # passes of a pause for each token of a lag; most to
 class FixedDepth:
     """Always the same depth: for tests, measurements and users who know what they want."""
 
+    tail = 0
+
     def __init__(self, depth: int) -> None:
         if depth < 0:
             raise UsageError(f"draft depth must be 0 (no drafts) or a count of tokens, not {depth}")
@@ -45,6 +47,8 @@ class FixedDepth:
 
 class Adaptive:
     """Depth from a moving average of acceptance; counts alone decide."""
+
+    tail = 0
 
     def __init__(self, n_max: int, n_min: int = 0, price: Price | None = None) -> None:
         """Depths are 0 or n_min .. n_max. `price` of a draft; None: that of n-grams for a dense model."""
@@ -105,6 +109,7 @@ class SkipStreak:
 
     def __init__(self, inner: DepthPolicy, threshold: int) -> None:
         self._inner, self._threshold = inner, threshold
+        self.tail = inner.tail
         self._streak = 0
         self._skipping = False
 

@@ -5,8 +5,10 @@ pause at once, a longer one while the session has not seen a long accept, the lo
 was pessimistic too. After every fourth cycle the four are judged together: fewer than 1.5 accepted tokens each, or half of them
 without a draft, mean a pause. A pause only ever grows a running one. The draft's context follows the text through all pauses.
 
-The numbers are ds4's defaults (DS4_DSPARK_SCHEDULER_*). Not taken over: its rules by milliseconds, which cost.py has in a form
-that may decide where text cannot depend on it, and its rule for the last ten tokens, since here a draft ends with the budget.
+The last tokens of an answer are not drafted for, and such passes count nothing.
+
+The numbers are ds4's defaults (DS4_DSPARK_SCHEDULER_*), and fixed. Not taken over: its rules by milliseconds, which cost.py has
+in a form that may decide where text cannot depend on it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ MIN_ACCEPTED: Final = 1.5  # tokens per cycle that are worth drafting on
 SKIP, SLOW_SKIP = 2, 4  # passes of a pause after a poor window, and after one that was half empty
 NO_DRAFT_SKIP, SHORT_SKIP, COLD_SKIP = 3, 4, 7  # after a cycle without a draft
 COLD: Final = 0.5  # confidence in a first token
+TAIL: Final = 10  # tokens that may still come, below which nothing is drafted
 LONG: Final = 3  # accepted tokens that make an accept a long one
 
 
 class Ds4Depth:
     """protocols.DepthPolicy."""
+
+    tail = TAIL
 
     def __init__(self, n_max: int) -> None:
         """Depths are 0 or n_max."""

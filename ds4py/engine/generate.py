@@ -97,8 +97,9 @@ def _propose(session: Session, max_len: int) -> _Proposal:
     """A draft no longer than the policy, the budget, the context and the forward allow, of ids that the target knows and that its
     masks do not rule out."""
     n_tokens = len(session.tokens)
-    k = min(session.depth.depth(), session.limit - n_tokens - 1, max_len)  # the last token of a pass is never a drafted one
-    if k <= 0:
+    left = session.limit - n_tokens
+    k = min(session.depth.depth(), left - 1, max_len)  # the last token of a pass is never a drafted one
+    if k <= 0 or left < session.depth.tail:
         return _Proposal(Draft(), 0, 0.0)
     began = perf_counter()
     draft = session.drafter.propose(k, session.tokens[-1], session.sampler)

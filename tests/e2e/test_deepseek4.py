@@ -116,6 +116,28 @@ def test_ds4_s_schedule_runs_where_drafts_may_decide(ds4: Ds4) -> None:
     assert "ds4's schedule, opportunistic" in hot[2] and "depth by cost, greedy" in cold[2]
 
 
+def test_ds4_s_environment_is_read(ds4: Ds4, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DS4_DSPARK_SCHEDULER=0 drafts whole blocks at every pass, 1 by ds4's schedule, also greedily; --spec-depth says more.
+    DS4_DSPARK_SPEC_LOG is a trace; DS4_DSPARK_SEED_BATCH changes nothing, since a pass always begins with the seed."""
+    plain, log = ds4("--temp 0"), tmp_path / "log"
+    monkeypatch.setenv("DS4_DSPARK_SPEC_LOG", str(log))
+    for name, value, says in (
+        ("SCHEDULER", "0", "fixed depth, greedy"),
+        ("SCHEDULER", "1", "ds4's schedule, greedy"),
+        ("SEED_BATCH", "0", "depth by cost, greedy"),
+    ):
+        monkeypatch.setenv(f"DS4_DSPARK_{name}", value)
+        spark = ds4("--temp 0 --dspark --mtp-model {support} --dspark-confidence 0")
+        assert spark[:2] == plain[:2] and says in spark[2]
+        if name == "SCHEDULER":
+            assert "depth by cost" in ds4("--temp 0 --dspark --mtp-model {support} --spec-depth cost")[2]
+        monkeypatch.delenv(f"DS4_DSPARK_{name}")
+    assert log.read_text().count('"evt"') > 20
+    monkeypatch.setenv("DS4_DSPARK_SCHEDULER", "off")
+    code, out, err = ds4("--temp 0 --dspark --mtp-model {support}")
+    assert code == 2 and "DS4_DSPARK_SCHEDULER (environment, for --dspark-scheduler) must be 0 or 1, not 'off'" in err
+
+
 def test_files_that_do_not_belong_together_are_refused(ds4: Ds4, folder: Path) -> None:
     code, out, err = ds4("--temp 0 --dspark --mtp-model {vision}", "stated.gguf")
     assert code == 1 and not out and "made for the checkpoint vision-exp, but stated.gguf is of 0731" in err

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from scripted_drafters import Scripted, always_right
+from toy_model import toy_engine
 
-from ds4py.engine.ds4_depth import Ds4Depth
-from ds4py.protocols import Draft, Pass
+from ds4py.engine import FixedDepth, SessionOptions
+from ds4py.engine.depth import SkipStreak
+from ds4py.engine.ds4_depth import TAIL, Ds4Depth
+from ds4py.protocols import DepthPolicy, Draft, Pass, SamplingParams
 
 FULL, N = 5, 5
 
@@ -69,3 +73,21 @@ def test_passes_that_could_not_draft_count_nothing() -> None:
     for _ in range(20):
         policy.record(Pass(0, 0, 0, Draft(), 1, 0.0, 0.0, 1))
     assert policy.depth() == N
+
+
+@pytest.mark.parametrize("skipping", [False, True])
+def test_the_last_ten_tokens_are_not_drafted_for(skipping: bool) -> None:
+    """With drafts that are always right: passes of six tokens while ten may come, then of one; none of those is a cycle."""
+    engine, prompt = toy_engine(), list(range(3, 20))
+    plain = engine.session(SessionOptions(params=SamplingParams(0)))
+    plain.sync(prompt)
+    for _ in plain.generate(40):
+        pass
+    for n_tokens, sizes in ((40, [6, 6, 6, 6, 6, 6, 1, 1, 1, 1]), (11, [6, 1, 1, 1, 1, 1]), (10, [6, 1, 1, 1, 1]), (9, [1] * 9)):
+        policy: DepthPolicy = SkipStreak(Ds4Depth(N), 3) if skipping else Ds4Depth(N)
+        assert policy.tail == TAIL == 10 and FixedDepth(3).tail == 0
+        drafter = Scripted(plain.tokens, always_right)
+        session = engine.session(SessionOptions(params=SamplingParams(0), drafter=drafter, depth=policy))
+        session.sync(prompt)
+        assert [len(step.tokens) for step in session.generate(n_tokens)] == sizes
+        assert session.tokens == plain.tokens[: len(prompt) + n_tokens] and session.stats.draft_calls == sizes.count(6)
