@@ -34,7 +34,7 @@ _ABOUT = {
 _DEFAULT = {
     "ds4": ("runtime", "sampling"),
     "ds4-bench": ("runtime", "benchmark"),
-    "ds4-server": ("api", "runtime", "sampling", "kv-cache"),
+    "ds4-server": ("api", "runtime", "sampling", "thinking", "kv-cache"),
     "ds4-convert": ("convert",),
     "ds4-download": ("download",),
     "ds4-eval": ("runtime", "evaluation"),
@@ -43,6 +43,7 @@ _DEFAULT = {
 _TITLES = {
     "runtime": "Model and machine",
     "sampling": "Prompt, sampling, thinking",
+    "thinking": "Thinking",
     "speculation": "Speculation",
     "steering": "Steering",
     "diagnostics": "Diagnostics (each prints and leaves)",

@@ -65,7 +65,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "ds4-download": ("download",),
     "ds4-eval": ("runtime", "evaluation", "sampling", "speculation"),
     "ds4-quantize": ("quantize",),
-    "ds4-server": ("api", "runtime", "sampling", "speculation", "kv-cache", "steering", "distributed", "llama.cpp"),
+    "ds4-server": ("api", "runtime", "sampling", "thinking", "speculation", "kv-cache", "steering", "distributed", "llama.cpp"),
 }
 
 # How many arguments a command takes that belong to no option; 0 for a command that is not here.

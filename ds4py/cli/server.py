@@ -71,7 +71,7 @@ def _serve(values: Values, served: Served, at: Any, trace: Any, log: Terminal) -
         with lock:
             log.say(f"{COMMAND}: {line}")
 
-    access = Access(values.text("host"), values.texts("api_key"), values.flag("cors"))
+    access = Access(values.text("host"), _keys(values), values.flag("cors"))
     if not access.is_local and not access.keys:
         say(f"warning: whoever reaches {access.host} can use this server; --api-key KEY asks them for a key")
     worker = Worker(served, values.integer("cache_ram") << 20, values.integer("max_queue"), say, trace)
@@ -85,6 +85,23 @@ def _serve(values: Values, served: Served, at: Any, trace: Any, log: Terminal) -
     worker.close()
     say("stopped")
     return 0
+
+
+def _keys(values: Values) -> tuple[str, ...]:
+    """The keys of --api-key and --api-key-file. Raises UsageError for a file without one: it must not open the server to all."""
+    given = values.texts("api_key")
+    if any(not key for key in given):
+        raise UsageError("--api-key needs a key, not an empty text")
+    if not values.has("api_key_file"):
+        return given
+    from ds4py.cli.files import read_text
+
+    path = values.text("api_key_file")
+    lines = (line.strip() for line in read_text(path).splitlines())
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise UsageError(f"{path}: there is no key in this file; write one a line")
+    return (*given, *keys)
 
 
 def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
@@ -161,7 +178,7 @@ def _prompting(values: Values, tokenizer: Any, chat: Any, engine: Engine, defaul
     from ds4py.server.prompting import Prompting
     from ds4py.server.replays import Replays
 
-    replays = Replays(values.integer("tool_memory_max_ids"))
+    replays = Replays(0 if values.flag("disable_exact_dsml_tool_replay") else values.integer("tool_memory_max_ids"))
     return Prompting(tokenizer, chat, engine.n_ctx, engine.model.vocab_size, replays, defaults)
 
 
@@ -169,10 +186,12 @@ def _defaults(values: Values, architecture: str, think: bool | None) -> Defaults
     from ds4py.cli import settings
     from ds4py.server.prompting import Defaults
 
+    budget = values.integer("reasoning_budget")
     return Defaults(
         params=settings.sampling(values, architecture),
         penalties=settings.penalties(values),
-        think=think,
+        think=False if budget == 0 and not values.was_given("--think") else think,
+        think_tokens=budget if budget > 0 else None,
         max_tokens=None if values.integer("tokens") == -1 else values.integer("tokens"),
         seed=values.integer("seed") if values.integer("seed") > 0 else None,
         move_dates=not values.flag("system_as_is"),

@@ -156,7 +156,7 @@ class Answer:
                 self._tell(reader.push(token))
                 if reader.stray_call is not None and self._mend(reader.stray_call):
                     return False
-                enough = reader.thinking and self._count.reasoning == self._prompt.asked.think_tokens
+                enough = reader.thinking and self._count.reasoning == self._prompt.think_tokens
                 if enough and self._close_thinking(reader.pos):
                     return False
                 if reader.done:

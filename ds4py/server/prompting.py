@@ -45,6 +45,7 @@ class Defaults:
     params: SamplingParams = SamplingParams(1.0, 0, 1.0, 0.05)
     penalties: Penalties = Penalties()
     think: bool | None = None
+    think_tokens: int | None = None
     max_tokens: int | None = None
     seed: int | None = None
     move_dates: bool = True
@@ -65,6 +66,7 @@ class Prompt:
     grammar: Grammar | None = None
     after: int | None = None  # the grammar begins behind this token
     max_tokens: int | None = None
+    think_tokens: int | None = None
 
 
 class Prompting:
@@ -135,6 +137,7 @@ class Prompting:
             secrets.randbits(64) if seed is None else seed % _SEED,
             (),
             max_tokens=asked.max_tokens if asked.max_tokens is not None else self.defaults.max_tokens,
+            think_tokens=asked.think_tokens if asked.think_tokens is not None else self.defaults.think_tokens,
         )
         return self._raw(made) if asked.prompt is not None else self._chat(made)
 

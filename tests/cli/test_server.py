@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,9 @@ def test_a_scripted_server_answers_traces_and_leaves(script: str, tmp_path: Path
         (["--prompt", "x"], 2, "unknown option"),
         (["--kv-disk-dir", "x"], 2, "disk store"),
         (["--batched-session", "4"], 2, "one after another"),
+        (["--mixed-prefill-quantum", "128"], 2, "one after another"),
+        (["--kv-cache-cold-max-tokens", "5"], 2, "disk store"),
+        (["--dir-steering-policy", "off"], 2, "steering vectors"),
         (["--scripted", "nowhere.json"], 1, "nowhere.json: cannot read the script"),
         (["--scripted", __file__], 1, "not valid JSON"),
         (["-m", "nowhere.gguf"], 1, "nowhere.gguf"),
@@ -100,6 +104,27 @@ def test_what_cannot_be_is_said_in_one_sentence(arguments: list[str], code: int,
     where = [] if "--port" in arguments else ["--port", "0"]
     done = subprocess.run(command(*where, *arguments), capture_output=True, text=True, timeout=30)
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_keys_may_come_from_a_file_and_thinking_has_a_limit(tmp_path: Path) -> None:
+    think = ["<think>", *[f"w{i} " for i in range(9)], "</think>"]
+    script, keys = tmp_path / "replies.json", tmp_path / "keys"
+    script.write_text(json.dumps({"replies": [{"pieces": [*think, "so"], "endless": True}]}))
+    keys.write_text("# for the laptop\n\nsecret one\nsecond\n")
+    options = ("--api-key-file", str(keys), "--reasoning-budget", "2", "--disable-exact-dsml-tool-replay", "--no-webui")
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}).encode()
+    with started("--scripted", str(script), "--temp", "0", *options) as (_, url, _):
+        for key, status in (("second", 200), ("secret one", 200), ("# for the laptop", 401), ("", 401)):
+            request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"x-api-key": key})
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    message = json.load(answer)["choices"][0]["message"]
+                    assert status == 200 and message["reasoning_content"].split() == ["w0", "w1"] and message["content"]
+            except urllib.error.HTTPError as error:
+                assert error.code == status
+    keys.write_text("# none\n")
+    done = subprocess.run(command("--scripted", str(script), *options), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "there is no key in this file" in done.stderr
 
 
 def test_a_port_that_is_taken(script: str) -> None:

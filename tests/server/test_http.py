@@ -90,17 +90,26 @@ def test_hosts_and_origins_of_strangers_are_refused(server: Scripted) -> None:
 
 
 def test_keys_and_pages() -> None:
-    with serving(HELLO, settings=Settings(Access(keys=("secret", "other"), cors=True))) as server:
+    with serving(HELLO, settings=Settings(Access(keys=("secret", "other", "gr\u00fcn"), cors=True))) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "secre"}, {"Authorization": "Basic secret"}):
             openai = server.ask("/v1/chat/completions", chat_body(), headers)
             assert openai.status == 401 and openai.json["error"]["code"] == "invalid_api_key"
             anthropic = server.ask("/v1/messages", chat_body(), headers)
             assert anthropic.status == 401 and anthropic.json["error"]["type"] == "authentication_error"
-        for headers in ({"Authorization": "Bearer secret"}, {"x-api-key": "other"}, {"authorization": "bearer  secret"}):
+        for headers in (
+            {"Authorization": "Bearer secret"},
+            {"x-api-key": "other"},
+            {"authorization": "bearer  secret"},
+            {"Authorization": "Bearer any", "x-api-key": "secret"},
+            {"x-api-key": "gr\u00fcn".encode().decode("latin-1")},
+        ):
             good = server.ask("/v1/chat/completions", chat_body(), {**headers, "Origin": "http://page.test"})
             assert good.status == 200 and good.headers["access-control-allow-origin"] == "*"
         assert server.ask("/health").status == 200 and server.ask("/metrics").status == 401
-        assert server.ask("/x", method="OPTIONS").headers["access-control-allow-methods"] == "GET, POST, OPTIONS"
+        options = server.ask("/x", method="OPTIONS").headers
+        assert options["access-control-allow-methods"] == "GET, POST, OPTIONS"
+        assert "Authorization" in options["access-control-allow-headers"]
+        assert server.ask("/v1/chat/completions", chat_body(), {"x-api-key": "\xff"}).status == 401
 
 
 def raw(server: Scripted, data: bytes, seconds: float = 5.0) -> bytes:

@@ -13,7 +13,7 @@ from ds4py.cli.tables import download, elsewhere, runtime, sampling, speculation
 
 COMMAND = "ds4-server"
 _ONLY = (COMMAND,)
-_API, _CACHE = ("api",), ("kv-cache",)
+_API, _CACHE, _THINKING = ("api",), ("kv-cache",), ("thinking",)
 _DISK = "it comes with the disk store of prompts; what is in memory is kept within --cache-ram"
 
 # Rows of ds4 that are about one prompt, one answer, or a listing.
@@ -29,8 +29,10 @@ _CHANGED: dict[str, dict[str, object]] = {
     "--top-p": {"aliases": ("--default-top-p",)},
     "--min-p": {"aliases": ("--default-min-p",)},
     "--seed": {"help": "seed of requests that give none; 0 = another one each time"},
-    "--think": {"help": "let the model think unless a request says no (the default where it can)"},
-    "--nothink": {"help": "no thinking unless a request asks for it"},
+    "--think": {"help": "let the model think unless a request says no (the default where it can)", "topics": _THINKING},
+    "--think-max": {"topics": _THINKING},
+    "--think-level": {"topics": _THINKING},
+    "--nothink": {"help": "no thinking unless a request asks for it", "topics": _THINKING},
 }
 
 
@@ -89,6 +91,15 @@ _OWN: tuple[Option, ...] = (
         topics=_API,
         commands=_ONLY,
     ),
+    Option(
+        "--api-key-file",
+        "a file of such keys, one a line; # begins a comment",
+        "file",
+        metavar="FILE",
+        env=("LLAMA_ARG_API_KEY_FILE",),
+        topics=_API,
+        commands=_ONLY,
+    ),
     Option("--cors", "let web pages of any origin use the server", topics=_API, commands=_ONLY),
     Option(
         "--alias",
@@ -119,6 +130,17 @@ _OWN: tuple[Option, ...] = (
         default=64,
         range=Range(1, 4096),
         topics=_API,
+        commands=_ONLY,
+    ),
+    Option(
+        "--reasoning-budget",
+        "most tokens of reasoning of requests that give no limit; 0 = no thinking unless a request asks for it; -1 = no limit",
+        "int",
+        metavar="N",
+        default=-1,
+        range=Range(-1, 2**31 - 1),
+        env=("LLAMA_ARG_THINK_BUDGET",),
+        topics=_THINKING,
         commands=_ONLY,
     ),
     Option(
@@ -164,8 +186,31 @@ _OWN: tuple[Option, ...] = (
         topics=_CACHE,
         commands=_ONLY,
     ),
+    Option(
+        "--disable-exact-dsml-tool-replay",
+        "render calls that come back anew; the same as --tool-memory-max-ids 0",
+        topics=_CACHE,
+        commands=_ONLY,
+    ),
     # --- known elsewhere, not here --------------------------------------------------------------------------------------
-    Option("--metrics", "metrics are always at /metrics", topics=("llama.cpp",), commands=_ONLY, status="accepted"),
+    *(
+        Option(name, text, topics=("llama.cpp",), commands=_ONLY, status="accepted")
+        for name, text in (
+            ("--metrics", "metrics are always at /metrics"),
+            ("--no-webui", "there is no page for browsers"),
+            ("--no-slots", "there is no list of slots"),
+        )
+    ),
+    Option(
+        "--threads-http",
+        "one thread serves all connections",
+        "int",
+        metavar="N",
+        env=("LLAMA_ARG_THREADS_HTTP",),
+        topics=("llama.cpp",),
+        commands=_ONLY,
+        status="accepted",
+    ),
     Option(
         "--batched-session",
         "sessions decoded together",
@@ -179,7 +224,31 @@ _OWN: tuple[Option, ...] = (
     ),
     _later_disk("--kv-disk-dir", "file", "DIR"),
     _later_disk("--kv-disk-space-mb", "int", "N"),
-    _later_disk("--kv-cache-min-tokens", "int", "N"),
+    *(
+        _later_disk(f"--kv-cache-{name}-tokens", "int", "N")
+        for name in ("min", "cold-max", "continued-interval", "boundary-trim", "boundary-align")
+    ),
+    _later_disk("--kv-cache-reject-different-quant", "flag", ""),
+    Option(
+        "--mixed-prefill-quantum",
+        "tokens of a prompt that are read between two steps of other sessions",
+        "int",
+        metavar="N",
+        topics=_API,
+        commands=_ONLY,
+        status="later",
+        why="requests are answered one after another so far",
+    ),
+    Option(
+        "--dir-steering-policy",
+        "which tokens are steered",
+        "text",
+        metavar="NAME",
+        topics=("steering",),
+        commands=_ONLY,
+        status="later",
+        why="it comes with steering vectors",
+    ),
 )
 
 ROWS: tuple[Option, ...] = (*_FROM_DS4, *_OWN)
