@@ -15,7 +15,7 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
-from ds4py.kernels.cpu import iq2, latent_attention, matmul
+from ds4py.kernels.cpu import attention, few, iq2, latent_attention, matmul, tiles
 from ds4py.kernels.cpu.compile import Builder, Library
 from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
@@ -55,6 +55,7 @@ class CpuKernels:
         self.squares: dict[str, np.ndarray] | None = None  # tensor -> f64 [K + 1]; see observe
         self._programs: dict[object, Program] = {}
         self._micro: dict[Packed, np.ndarray] = {}
+        self._few: dict[Packed, np.ndarray] = {}
         self._ropes: list[Rope] = []
         self._rope_tables: list[F32] = []
         self._rope_cells = np.zeros(64, np.int64)
@@ -69,6 +70,9 @@ class CpuKernels:
         self._scratch = np.zeros(0, np.float32)
         self._scratch_cells = np.zeros(2, np.int64)  # address, bytes per thread
         self.scratch_cell = int(self._scratch_cells.ctypes.data)
+        self._slots = np.zeros(0, np.float32)
+        self._slots_cells = np.zeros(3, np.int64)  # chunks of attention: address, bytes of a query's, how many it may have
+        self._slots_needed = (0, 0)  # queries, width of a head
         self._shared = np.zeros(0, np.float32)
         self._shared_cells = np.zeros(2, np.int64)  # scores that threads make together: address, bytes of a row
         self.shared_cell = int(self._shared_cells.ctypes.data)
@@ -144,6 +148,23 @@ class CpuKernels:
         """Address of the micro kernel for m rows."""
         return self.kernel(f"micro_{form.name}_{m}", lambda t: matmul.micro(form, m, t))
 
+    def few_kernel(self, form: Packed, n_rows: int) -> int:
+        """Address of the kernel for n rows in tiles."""
+        return self.kernel(f"few_{form.name}_{n_rows}", lambda t: few.product(form, n_rows, t))
+
+    def tiles_kernel(self, form: Packed) -> int:
+        """Address of the kernel for any number of rows in tiles."""
+        return self.kernel(f"tiles_{form.name}", lambda t: tiles.product(form, t))
+
+    def few_table(self, form: Packed) -> int:
+        """Address of the table of few.by_rows."""
+        if form not in self._few:
+            table = np.full(few.MOST_ROWS + 1, self.tiles_kernel(form), np.int64)
+            for n in few.counts(self.library.target):
+                table[n] = self.few_kernel(form, n)
+            self._few[form] = table
+        return int(self._few[form].ctypes.data)
+
     def driver(self, form: Packed) -> int:
         """Address of the driver of `form`'s micro kernels."""
         sizes = matmul.chunks(self.library.target, form)
@@ -160,6 +181,12 @@ class CpuKernels:
                 table[m] = at[f"micro_{form.name}_{m}"]
             self._micro[form] = table
         return int(self._micro[form].ctypes.data)
+
+    def slots(self, n_queries: int, d: int) -> int:
+        """Address of the cells that tell where chunks of attention go; from now on calls have room for so many queries."""
+        n, width = self._slots_needed
+        self._slots_needed = max(n, n_queries), max(width, d)
+        return int(self._slots_cells.ctypes.data)
 
     def given_at(self, width: int) -> int:
         """Address of the input vectors of calls that bring rows of `width`."""
@@ -202,8 +229,8 @@ class CpuKernels:
             self._rope_cells[i] = self._rope_tables[i].ctypes.data
 
     def _grow_scratch(self, rows: Rows) -> None:
-        """Per thread the scores of one head over a whole cache (and the ragged tiles at its ends), or of some heads over a ring
-        and a pool; and, for all threads, the scores of each row over a pool."""
+        """Per thread the scores of some heads over a ring and a pool, or weights of a query's chunks; for all threads, the scores
+        of each row over a pool, and what chunks of attention give."""
         caches = [cache for state in rows.states for cache in state.caches]
         capacity = max((cache.capacity for cache in caches), default=0)
         per_thread = -(-(capacity + 48) // 16) * 16
@@ -214,6 +241,12 @@ class CpuKernels:
         if self._scratch_cells[1] < per_thread * 4:
             self._scratch = np.zeros(per_thread * self.executor.n_threads, np.float32)
             self._scratch_cells[:] = self._scratch.ctypes.data, per_thread * 4
+        n_queries, d = self._slots_needed
+        room = max(int(self._slots_cells[2]), (int(rows.pos.max()) // attention.CHUNK // 16 + 1) * 16)
+        size = attention.slot_bytes(d, room)
+        if self._slots.nbytes < n_queries * size or self._slots_cells[2] < room:
+            self._slots = np.zeros(n_queries * size // 4, np.float32)
+            self._slots_cells[:] = self._slots.ctypes.data, size, room
         if pools and self._shared_cells[1] < max(pools) * 4:
             self._shared = np.zeros(self.max_rows * max(pools), np.float32)
             self._shared_cells[:] = self._shared.ctypes.data, max(pools) * 4

@@ -7,6 +7,7 @@ Experts lie in one block of address space at equal distances. Quantised ones are
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
-from ds4py.kernels.cpu import moe, rowwise, unpack
+from ds4py.kernels.cpu import few as few_rows
+from ds4py.kernels.cpu import matmul, moe, rowwise, unpack
 from ds4py.kernels.cpu.executor import RECORD
-from ds4py.kernels.cpu.packed import BLOCK, pairs
+from ds4py.kernels.cpu.packed import BLOCK, HALF_BYTES, TILE, pairs
 from ds4py.kernels.cpu.recorder import Buffer, Recorder, bits
 from ds4py.kernels.cpu.weights import CpuWeight
 from ds4py.protocols import Router
@@ -76,6 +78,7 @@ class Routing:
     n_slots: int
     weights: Buffer  # f32 [n_rows, n_used]
     tables: Buffer  # words: segments, then the row of each place, then the place of each slot
+    n_tiles: int  # at most: each segment's rows begin a tile
     segments: int  # addresses in `tables`
     source: int
     place: int
@@ -96,12 +99,14 @@ class ExpertRecorder(Recorder):
         args += [bits(router.scale), scratch.address, *self._table(router)]
         at = b.kernel(f"route_{router.score}", lambda t: moe.route(t, router.score))
         self._op(at, args, "own", [logits], [ids, weights, scratch])
-        counts = (1 + 3 * min(n_slots, n_experts), n_slots, n_slots, n_experts)  # segments, sources, places, scratch
+        n_segments = min(n_slots, n_experts)
+        counts = (1 + 4 * n_segments, n_slots, n_slots, n_experts)  # segments, sources, places, scratch
         tables = self._words(sum(counts), 8)
         segments, source, place, free = (tables.address + 8 * sum(counts[:i]) for i in range(4))
         args = [ids.address, n_slots, n_used, n_experts, segments, source, place, free]
         self._op(b.kernel("group", moe.group), args, "own", [ids], [tables])
-        return Routing(n_used, n_experts, n_slots, weights, tables, segments, source, place)
+        n_tiles = (n_slots + (TILE - 1) * n_segments) // TILE
+        return Routing(n_used, n_experts, n_slots, weights, tables, n_tiles, segments, source, place)
 
     def experts(
         self, x: Buffer, routing: Routing, gate: CpuExperts, up: CpuExperts, down: CpuExperts, act: str, limit: float = 0.0
@@ -141,7 +146,14 @@ class ExpertRecorder(Recorder):
         product = self._product(x, experts, out)
         steps = [experts.stride, product.row_bytes, out.width * 4]
         record = [product.kernel, 0, *product.args]
-        self._each(record, product.n_word, routing, steps, experts.packing_args(), [product.read], [out])
+        tiled, few, tile_bytes, reads = 0, 0, 0, [product.read]
+        limit = matmul.most_rows(self.backend.library.target, experts.form) if experts.form else 0
+        if experts.form is not None and routing.n_slots // routing.n_used > limit:  # as many rows may take one expert
+            q = self._in_tiles(x, routing)
+            table = self.backend.few_table(experts.form)
+            args = [self.backend.kernel("by_rows", lambda _: few_rows.by_rows()), 0, *self._tile_args(experts, q, out), table]
+            tiled, few, tile_bytes, reads = self._template(args), limit, q.n_blocks * HALF_BYTES, [product.read, q]
+        self._each(record, product.n_word, routing, steps, experts.packing_args(), reads, [out], [tiled, few, tile_bytes])
         return self._cut(out, experts.n_rows)
 
     def _gather(self, x: Buffer, routing: Routing) -> Buffer:
@@ -154,16 +166,38 @@ class ExpertRecorder(Recorder):
         self._op(at, args, "own", [x, routing.weights, routing.tables], [out])
         return out
 
+    def _in_tiles(self, x: Buffer, routing: Routing) -> Buffer:
+        """Each segment's copies as int8 tiles of their own; made once per buffer however many products read it."""
+        if True not in x.quantised:
+            n_blocks = 2 * pairs(x.width)
+            q = Buffer(self.memory, routing.n_tiles * TILE, 0, n_blocks, tiled=True)
+            args = [x.address, q.address, x.width, n_blocks, routing.segments, n_blocks * HALF_BYTES]
+            self._op(self.backend.kernel("quantize_each", moe.quantize), args, "own", [x, routing.tables], [q])
+            x.quantised[True] = q
+        return x.quantised[True]
+
+    def _template(self, record: list[int]) -> int:
+        """Address of a record that `each` fills in."""
+        words = np.zeros(RECORD, np.int64)
+        words[: len(record)] = record
+        self.keep.append(words)
+        return int(words.ctypes.data)
+
     def _words(self, n: int, n_bytes: int) -> Buffer:
         """Memory for n words of 4 or 8 bytes."""
         return self._new(-(-n * n_bytes // 16) * 4, "own", 1)
 
     def _each(
-        self, record: list[int], n_word: int, routing: Routing, steps: list[int], packing: list[int], reads: list, writes: list
+        self,
+        record: list[int],
+        n_word: int,
+        routing: Routing,
+        steps: list[int],
+        packing: list[int],
+        reads: list,
+        writes: list,
+        many: Sequence[int] = (0, 0, 0),
     ) -> None:
-        """One run of `record` per segment (moe.each); steps: bytes between weights, rows of x and rows of y."""
-        template = np.zeros(RECORD, np.int64)
-        template[: len(record)] = record
-        self.keep.append(template)
-        args = [int(template.ctypes.data), routing.segments, *steps, n_word, *packing]
+        """One run of `record` per segment (moe.each); steps: bytes between weights, rows of x and of y; many: words 13 to 15."""
+        args = [self._template(record), routing.segments, *steps, n_word, *packing, *many]
         self._op(self.backend.kernel("each", moe.each), args, "own", [*reads, routing.tables], writes)

@@ -23,9 +23,24 @@ from ds4py.kernels.cpu.tiles import Held
 MOST_ROWS = 8  # two registers a row, eight for weights, and some to work with
 
 
-def covers(t: Target, n_rows: int) -> bool:
-    """Whether `product` is the fastest for that many rows in tiles. It does not fit 16 registers, or outputs in two parts."""
-    return t.path == "avx512" and n_rows <= MOST_ROWS
+def counts(t: Target) -> range:
+    """Numbers of rows in tiles for which `product` is the fastest. It does not fit 16 registers, or outputs in two parts."""
+    return range(2, MOST_ROWS + 1) if t.path == "avx512" else range(0)
+
+
+def by_rows() -> Builder:
+    """void(args, tid, nt): `product` or tiles.product, for a number of rows that is only known now. Arguments are theirs, and [9]
+    a table of addresses: entry n is the kernel for n rows, entry 0 that for more than the table has."""
+
+    def build(module: ir.Module, name: str) -> None:
+        f = Fn(module, name, [I64] * 3)
+        args, tid, nt = f.args
+        n_rows, table = f.load(args + 64, I64, 8), f.load(args + 72, I64, 8)
+        entry = f.select(n_rows > MOST_ROWS, f.i64(0), n_rows)
+        f.call_address(f.load(table + entry * 8, I64, 8), args, tid, nt)
+        f.ret()
+
+    return build
 
 
 def product(form: Packed, m: int, t: Target) -> Builder:

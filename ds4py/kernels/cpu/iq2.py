@@ -18,6 +18,7 @@ from ds4py.kernels.cpu.target import Target
 from ds4py.quants.iq2_xxs import GRID, SIGNS
 
 DOT = {"avx512": "vpmaddubsw, 256 bits", "avx2": "vpmaddubsw, 256 bits", "plain": "32-bit products, 128 bits"}  # for people
+ROWS = (8, 4, 2, 1)  # activation rows that one decoding of a block serves
 BLOCK_BYTES = 66  # f16 scale, then eight times (four grid rows, four 7-bit sign sets and a 4-bit scale)
 
 
@@ -71,20 +72,33 @@ def product(t: Target) -> Builder:
         f = Fn(module, name, [I64] * 3)
         args, tid, nt = f.args
         w, x, y, ldy, xstride, n_blocks, n_super, n_out, n_rows, table = (f.load(args + 8 * i, I64, 8) for i in range(2, 12))
-        with f.loop(n_out * tid / nt, n_out * (tid + 1) / nt) as n, f.loop(0, n_rows) as r:
-            row = x + r * xstride
-            scales = row + n_blocks * BLOCK
-            acc = f.var(f.c(vec(F32, 8), 0.0))
-            with f.loop(0, n_super) as i:
-                at = w + (n * n_super + i) * BLOCK_BYTES
-                d = load_f16(f, t, at, 1)
-                with f.loop(0, 8) as sub:
-                    mag, signs, scale = _weights(f, at, sub, table)
-                    block = i * 8 + sub
-                    sums = f.to_float(_dot32(f, t, mag, signs, f.load(row + block * BLOCK, vec(I8, 32))))
-                    factor = d * scale * f.load(scales + block * 4, F32, 4)
-                    acc.set(fma(f, t, sums, f.splat(factor, 8), acc.get()))
-            f.store(y + (r * ldy + n) * 4, hsum(f, acc.get()), 4)
+        with f.loop(n_out * tid / nt, n_out * (tid + 1) / nt) as n:
+            done = f.i64(0)
+            for m in ROWS:
+                end = done + (n_rows - done) / m * m
+                with f.loop(done, end, m) as r:
+                    at = w + n * n_super * BLOCK_BYTES
+                    sums = _rows(f, t, m, at, x + r * xstride, xstride, n_blocks, n_super, table)
+                    for i, v in enumerate(sums):
+                        f.store(y + ((r + i) * ldy + n) * 4, v, 4)
+                done = end
         f.ret()
 
     return build
+
+
+def _rows(f: Fn, t: Target, m: int, w: Val, x: Val, xstride: Val, n_blocks: Val, n_super: Val, table: Val) -> list[Val]:
+    """One output of m rows, whose weights begin at w: a block is decoded once for all of them."""
+    acc = [f.var(f.c(vec(F32, 8), 0.0)) for _ in range(m)]
+    with f.loop(0, n_super) as i:
+        at = w + i * BLOCK_BYTES
+        d = load_f16(f, t, at, 1)
+        with f.loop(0, 8) as sub:
+            mag, signs, scale = _weights(f, at, sub, table)
+            factor, block = d * scale, i * 8 + sub
+            for r, total in enumerate(acc):
+                row = x + xstride * r
+                sums = f.to_float(_dot32(f, t, mag, signs, f.load(row + block * BLOCK, vec(I8, 32))))
+                of_row = factor * f.load(row + n_blocks * BLOCK + block * 4, F32, 4)
+                total.set(fma(f, t, sums, f.splat(of_row, 8), total.get()))
+    return [hsum(f, total.get()) for total in acc]

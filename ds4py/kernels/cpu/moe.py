@@ -18,11 +18,14 @@ from __future__ import annotations
 from llvmlite import ir
 
 from ds4py.kernels.cpu.compile import Builder
-from ds4py.kernels.cpu.ir import F32, I32, I64, Fn, Val, vec
+from ds4py.kernels.cpu.ir import F32, I8, I32, I64, Fn, Val, vec
 from ds4py.kernels.cpu.lanes import exp, fabs, fma, hmax, hsum, load_floats
+from ds4py.kernels.cpu.packed import BLOCK, TILE
+from ds4py.kernels.cpu.rowwise import in_tiles, rounded_block
 from ds4py.kernels.cpu.target import Target
 
 RECORD = 16  # words of an op record (executor.py)
+SEGMENT = 32  # bytes: see `group`
 LANES = 4  # of a row's experts, whose number need not be a multiple of more
 DONT_NEED = 4  # madvise
 NONE = float("-inf")
@@ -129,8 +132,8 @@ def _best(f: Fn, chances: Val, n: Val, fallback: Val) -> Val:
 
 def group(t: Target) -> Builder:
     """args: [2] ids i32 [slots] [3] slots [4] experts taken per row [5] experts E [6] out: number of segments, then of each
-    segment its expert, first place, number of places [7] out source: the row of each place [8] out place of each slot [9]
-    scratch [E]; words of 64 bits but the ids. Done by thread 0."""
+    segment its expert, first place, number of places, first tile (up to 16 of its places make one) [7] out source: the row of
+    each place [8] out place of each slot [9] scratch [E]; words of 64 bits but the ids. Done by thread 0."""
 
     def build(module: ir.Module, name: str) -> None:
         f = Fn(module, name, [I64] * 3)
@@ -148,14 +151,15 @@ def group(t: Target) -> Builder:
                 f.store(counts + e * 8, f.i64(0), 8)
             with f.loop(0, n) as s:
                 f.store(counts + expert(s) * 8, at(counts, expert(s)) + 1, 8)
-            n_segments, start = f.var(f.i64(0)), f.var(f.i64(0))
+            n_segments, start, tile = f.var(f.i64(0)), f.var(f.i64(0)), f.var(f.i64(0))
             with f.loop(0, n_experts) as e:
                 size = at(counts, e)
                 f.store(counts + e * 8, start.get(), 8)  # from here on: the next free place
                 with f.when(size > 0):
-                    for i, x in enumerate((e, start.get(), size)):
-                        f.store(out + n_segments.get() * 24 + 8 * (i + 1), x, 8)
+                    for i, x in enumerate((e, start.get(), size, tile.get())):
+                        f.store(out + n_segments.get() * SEGMENT + 8 * (i + 1), x, 8)
                     n_segments.set(n_segments.get() + 1)
+                    tile.set(tile.get() + (size + (TILE - 1)) / TILE)
                 start.set(start.get() + size)
             f.store(out, n_segments.get(), 8)
             with f.loop(0, n) as s:
@@ -194,16 +198,17 @@ def each(t: Target) -> Builder:
     """args: [2] record of the kernel to run [3] segments (see group) [4] bytes from one expert's weights to the next [5] bytes of
     a row of x [6] bytes of a row of y [7] word of the record that holds the number of rows [8] record of the packing kernel, or 0
     [9] bytes of an expert in the file [10] one byte for each expert and thread: packed [11] a counter for each expert [12] bytes
-    of a page, or 0 to keep the file's pages. Words 2, 3, 4 of the kernel's record are addresses of weights, x and y of expert 0
-    and place 0."""
+    of a page, or 0 to keep the file's pages [13] record of the kernel for more rows than [14], or 0; it reads tiles of [15]
+    bytes and has its number of rows in word 8. Words 2, 3, 4 of a record: addresses of weights, x and y of expert 0, place 0."""
 
     def build(module: ir.Module, name: str) -> None:
         f = Fn(module, name, [I64] * 3)
-        _, tid, nt = f.args
+        args, tid, nt = f.args
         template, segments, stride, x_bytes, y_bytes, n_word, packing, file_bytes, packed, counters, page = _args(f, 11)
+        tiled, few, tile_bytes = (f.load(args + 8 * i, I64, 8) for i in (13, 14, 15))
         record = f.scratch(ir.ArrayType(I64, RECORD))
         with f.loop(0, f.load(segments, I64, 8)) as s:
-            expert, first, n = (f.load(segments + s * 24 + 8 * (i + 1), I64, 8) for i in range(3))
+            expert, first, n, tile = (f.load(segments + s * SEGMENT + 8 * (i + 1), I64, 8) for i in range(4))
             with f.when(packing.ne(0)):
                 flag = packed + expert * nt + tid
                 with f.when(f.load(flag, ir.IntType(8)).eq(0)):
@@ -213,11 +218,35 @@ def each(t: Target) -> Builder:
                     f.call_address(f.load(record, I64, 8), record, tid, nt)
                     f.store(flag, f.c(ir.IntType(8), 1))
                     _release(f, f.load(record + 16, I64, 8), file_bytes, counters + expert * 8, nt, page)
-            _copy(f, template, record)
-            for word, step in ((2, expert * stride), (3, first * x_bytes), (4, first * y_bytes)):
+            many = tiled.ne(0) & (n > few)
+            _copy(f, f.select(many, tiled, template), record)
+            of_x = f.select(many, tile * tile_bytes, first * x_bytes)
+            for word, step in ((2, expert * stride), (3, of_x), (4, first * y_bytes)):
                 _add(f, record, word, step)
-            f.store(record + n_word * 8, n, 8)
+            f.store(record + f.select(many, f.i64(8), n_word) * 8, n, 8)
             f.call_address(f.load(record, I64, 8), record, tid, nt)
+        f.ret()
+
+    return build
+
+
+def quantize(t: Target) -> Builder:
+    """Each segment's rows as tiles of their own. args: [2] x f32 by place [3] out [4] K [5] blocks per padded row (even) [6]
+    segments [7] bytes of a tile. Blocks of a segment are split over threads; what fills up its last tile stays as it was."""
+
+    def build(module: ir.Module, name: str) -> None:
+        f = Fn(module, name, [I64] * 3)
+        _, tid, nt = f.args
+        x, out, row_len, n_blocks, segments, tile_bytes = _args(f, 6)
+        live = row_len / BLOCK
+        with f.loop(0, f.load(segments, I64, 8)) as s:
+            _, first, n, tile = (f.load(segments + s * SEGMENT + 8 * (i + 1), I64, 8) for i in range(4))
+            write = in_tiles(f, out + tile * tile_bytes, n)
+            with f.loop(n * live * tid / nt, n * live * (tid + 1) / nt) as i:
+                r, b = i / live, i % live
+                write(r, b, *rounded_block(f, t, x + ((first + r) * row_len + b * BLOCK) * 4))
+            with f.loop(n * tid / nt, n * (tid + 1) / nt) as r, f.loop(live, n_blocks) as b:
+                write(r, b, [f.c(vec(I8, BLOCK), 0)], f.c(F32, 0.0), [f.c(I32, 0)] * 2)
         f.ret()
 
     return build

@@ -22,7 +22,7 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf.types import GgmlType
-from ds4py.kernels.cpu import attention, few, iq2, matmul, rowwise, tiles, unpack
+from ds4py.kernels.cpu import attention, few, iq2, matmul, rowwise, unpack
 from ds4py.kernels.cpu.executor import RECORD
 from ds4py.kernels.cpu.packed import BLOCK, Packed, pairs, tile_bytes
 from ds4py.kernels.cpu.weights import FLOATS, CpuWeight
@@ -172,9 +172,8 @@ class Recorder:
             self._observe(x, weight.tensor.name)
         out = self._new(weight.padded_rows, "own", x.n_rows)
         if weight.form is not None and x.n_rows > matmul.most_rows(self.backend.library.target, weight.form):
-            q, form = self._quantised(x, tiled=True), weight.form
-            args = [weight.address, q.address, out.address, weight.padded_rows, pairs(weight.row_len), weight.n_groups, x.n_rows]
-            self._op(self._many_rows(form, x.n_rows), args, "own", [q], [out])
+            q = self._quantised(x, tiled=True)
+            self._op(self._many_rows(weight.form, x.n_rows), self._tile_args(weight, q, out), "own", [q], [out])
         else:
             product = self._product(x, weight, out)
             self._op(product.kernel, product.args, "own", [product.read], [out])
@@ -221,26 +220,23 @@ class Recorder:
         b, d = self.backend, q.width // n_heads
         if d % 16:
             raise UnsupportedError(f"the CPU attention kernel needs heads of a multiple of 16 values; this model has {d}")
+        if d * n_heads % BLOCK or n_heads % n_kv_heads:
+            raise UnsupportedError(f"the CPU attention kernel cannot share {n_heads} heads of {d} values among {n_kv_heads}")
         self.store(k, v, cache, n_kv_heads)
-        out = self._new(q.width, "own")
-        name = f"attend_{d}{'_cap' if softcap else ''}"
-        at = b.kernel(name, lambda t: attention.attend(t, d, bool(softcap)))
-        args = [
-            q.address,
-            out.address,
-            n_heads,
-            n_kv_heads,
-            self.n_rows,
-            b.pos_at,
-            b.tables_at,
-            cache,
-            bits(scale),
-            bits(softcap or 1.0),
-            b.scratch_cell,
-            b.first_at,
-            b.last_at if block else b.pos_at,
-        ]
-        self._op(at, args, "own", [q, ("cache", cache)], [out])
+        out, n_q = self._new(q.width, "col"), n_heads // n_kv_heads
+        name = f"attend_{d}_{n_q}{'_cap' if softcap else ''}"
+        chunks = b.kernel(name, lambda t: attention.attend(t, d, n_q, bool(softcap)))
+        combine = b.kernel(f"combine_{d}", lambda t: attention.combine(t, d))
+        for row in range(0, self.n_rows, attention.ROWS_AT_ONCE):
+            n = min(attention.ROWS_AT_ONCE, self.n_rows - row)
+            slots = b.slots(n * n_heads, d)
+            pos, tables, first = (cell + 8 * row for cell in (b.pos_at, b.tables_at, b.first_at))
+            last = b.last_at + 8 * row if block else pos
+            args = [q.address + row * q.width * 4, 0, n_heads, n_kv_heads, n, pos, tables, cache, bits(scale)]
+            self._op(chunks, [*args, bits(softcap or 1.0), slots, first, last], "own", [q, ("cache", cache)], ["slots"])
+            args = [out.address + row * q.width * 4, n_heads, n, pos, tables, cache, slots, first, last, b.scratch_cell]
+            self._op(combine, args, "col" if n == self.n_rows else "own", ["slots"], [out])
+        out.split = "col" if self.n_rows <= attention.ROWS_AT_ONCE else "own"
         return out
 
     def store(self, k: Buffer, v: Buffer, cache: int, n_kv_heads: int) -> None:
@@ -328,11 +324,15 @@ class Recorder:
         args = [weight.file_address, x.address, out.address, weight.padded_rows, x.width, weight.row_len, weight.n_rows, x.n_rows]
         return Product(at, args, x, x.width * 4, 9)
 
+    def _tile_args(self, weight: CpuWeight, q: Buffer, out: Buffer) -> list[int]:
+        """Arguments of a product of rows in tiles."""
+        return [weight.address, q.address, out.address, weight.padded_rows, pairs(weight.row_len), weight.n_groups, out.n_rows]
+
     def _many_rows(self, form: Packed, n_rows: int) -> int:
         """The kernel for rows in tiles."""
-        if few.covers(self.backend.library.target, n_rows):
-            return self.backend.kernel(f"few_{form.name}_{n_rows}", lambda t: few.product(form, n_rows, t))
-        return self.backend.kernel(f"tiles_{form.name}", lambda t: tiles.product(form, t))
+        if n_rows in few.counts(self.backend.library.target):
+            return self.backend.few_kernel(form, n_rows)
+        return self.backend.tiles_kernel(form)
 
     def _cut(self, out: Buffer, n: int) -> Buffer:
         """A product's buffer without the padding columns beyond the next multiple of 4."""

@@ -68,10 +68,10 @@ def quantize(t: Target, split: str, tiled: bool = False) -> Builder:
     def build(module: ir.Module, name: str) -> None:
         f, (x, out, row_len, n_blocks, n_rows), tid, nt = _op(module, name, 5)
         live = row_len / BLOCK
-        write = _in_tiles(f, out, n_rows) if tiled else _in_rows(f, out, n_blocks)
+        write = in_tiles(f, out, n_rows) if tiled else _in_rows(f, out, n_blocks)
 
         def block(r: Val, b: Val) -> None:
-            q, d, sums = _rounded_block(f, t, x + (r * row_len + b * BLOCK) * 4)
+            q, d, sums = rounded_block(f, t, x + (r * row_len + b * BLOCK) * 4)
             write(r, b, q, d, sums)
 
         if split == "row":
@@ -89,7 +89,7 @@ def quantize(t: Target, split: str, tiled: bool = False) -> Builder:
     return build
 
 
-def _rounded_block(f: Fn, t: Target, src: Val) -> tuple[list[Val], Val, list[Val]]:
+def rounded_block(f: Fn, t: Target, src: Val) -> tuple[list[Val], Val, list[Val]]:
     """32 floats at `src` as int8 vectors in order, their scale d = max|x| / 127, and the sums of the two halves (i32)."""
     vs = [load_floats(f, src + 4 * t.lanes * i, t.lanes) for i in range(BLOCK // t.lanes)]
     peak = fabs(f, vs[0])
@@ -130,7 +130,7 @@ def _in_rows(f: Fn, out: Val, n_blocks: Val) -> Write:
     return write
 
 
-def _in_tiles(f: Fn, out: Val, n_rows: Val) -> Write:
+def in_tiles(f: Fn, out: Val, n_rows: Val) -> Write:
     n_tiles = (n_rows + (TILE - 1)) / TILE
 
     def write(r: Val, b: Val, quants: list[Val], d: Val, sums: list[Val]) -> None:
