@@ -69,6 +69,7 @@ class Shown:
     name: str
     namespace: str | None = None
     custom: bool = False  # it takes raw text
+    searches: bool = False  # it is the client's search for more tools
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Asked:
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    shown: Mapping[str, Shown] = field(default_factory=dict)  # of `tools`, by name
+    found: tuple[Mapping[str, Any], ...] = ()  # tools that came up on the way: callable, and told where they came up
+    shown: Mapping[str, Shown] = field(default_factory=dict)  # of both, by name
     choice: ToolChoice = ToolChoice()
     sampling: Sampling = Sampling()
     think: bool | None = None

@@ -7,7 +7,6 @@ head of its system text, different each time, is set aside: it is addressed to a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from ds4py.server.asked import Asked, Refusal, ToolChoice, bad
 from ds4py.server.fields import Fields
 from ds4py.server.reading import budget, no_media, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
-from ds4py.server.tools import Notice, arguments_of, checked_choice, schema, tool_of
+from ds4py.server.tools import Notice, arguments_of, as_object, checked_choice, schema, tool_of
 
 BILLING: Final = "x-anthropic-billing-header:"
 
@@ -177,15 +176,6 @@ def whole(meta: Meta, events: Sequence[Event], ended: Ended) -> dict[str, Any]:
         "stop_sequence": ended.stop.stop_string,
         "usage": usage(ended.usage),
     }
-
-
-def as_object(arguments: str) -> Any:
-    """Arguments as the object that this API wants; text that is none is kept where a model can see it."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"_invalid_arguments": arguments}
 
 
 class Stream:

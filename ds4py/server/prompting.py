@@ -152,10 +152,10 @@ class Prompting:
 
     def _chat(self, made: Prompt) -> Prompt:
         asked, choice = made.asked, made.asked.choice
-        tools = () if choice.mode == "none" else asked.tools
+        tools, found = ((), ()) if choice.mode == "none" else (asked.tools, asked.found)
         if choice.names and choice.mode == "auto":
             tools = tuple(tool for tool in tools if tool["function"]["name"] in choice.names)
-        grammar = self._grammar(asked, tools)
+        grammar = self._grammar(asked, (*tools, *found))
         think = self.defaults.think if asked.think is None else asked.think
         text = self._render(asked, tools, think)
         inside, after = self.chat.opens_thinking(text), None
@@ -167,7 +167,7 @@ class Prompting:
                 text = self._render(asked, tools, False)
                 inside = self.chat.opens_thinking(text)
         ids = self.tokenizer.encode_prompt(text)
-        return replace(made, ids=ids, text=text, inside_thinking=inside, tools=tools, grammar=grammar, after=after)
+        return replace(made, ids=ids, text=text, inside_thinking=inside, tools=(*tools, *found), grammar=grammar, after=after)
 
     def _render(self, asked: Asked, tools: Sequence[Mapping[str, Any]], think: bool | None) -> PromptText:
         last = asked.messages[-1]

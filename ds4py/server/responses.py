@@ -7,21 +7,29 @@ is stored: a conversation is replayed by its client, and a request that points t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text
+from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text, ToolCall
 from ds4py.server.asked import Asked, Refusal, Shown, bad
 from ds4py.server.chat_completions import error
 from ds4py.server.fields import Fields
 from ds4py.server.raw_input import RawInput
 from ds4py.server.reading import budget, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
-from ds4py.server.tools import Notice, call_of, custom_call_of, openai_choice, schema, tools_of
+from ds4py.server.sse import to_json
+from ds4py.server.tools import SEARCH, Notice, arguments_of, as_object, call_of, custom_call_of, openai_choice, schema, tools_of
 
 __all__ = ["Stream", "error", "parse", "whole"]
 
+_ID_LEADS: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -39,7 +47,8 @@ def parse(value: Any, notice: Notice) -> Asked:
         raise bad("prompt: this server keeps no prompts; send the whole conversation as input", "prompt")
     body.skip("store", "include", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key", "truncation")
     body.skip("client_metadata", "stream_options", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention")
-    messages = _input(body, notice)
+    found = _Found({}, {})
+    messages = _input(body, notice, found)
     if not messages:
         raise bad("input is missing or empty: there is nothing to answer", "input")
     if instructions := body.text("instructions"):
@@ -50,7 +59,8 @@ def parse(value: Any, notice: Notice) -> Asked:
         model=body.text("model") or "",
         messages=tuple(messages),
         tools=tools,
-        shown=shown,
+        found=tuple(tool for name, tool in found.tools.items() if name not in {tool["function"]["name"] for tool in tools}),
+        shown={**found.shown, **shown},
         choice=openai_choice(body, tools),
         sampling=sampling(body),
         think=thought.think,
@@ -64,7 +74,15 @@ def parse(value: Any, notice: Notice) -> Asked:
     )
 
 
-def _input(body: Fields, notice: Notice) -> list[Message]:
+@dataclass
+class _Found:
+    """Tools that searches in the conversation have found, by name, and what they stand for."""
+
+    tools: dict[str, Mapping[str, Any]]
+    shown: dict[str, Shown]
+
+
+def _input(body: Fields, notice: Notice, found_tools: _Found) -> list[Message]:
     """Messages of the input items. Reasoning and calls join the assistant's turn they belong to."""
     value = body.any("input")
     if isinstance(value, str):
@@ -76,7 +94,7 @@ def _input(body: Fields, notice: Notice) -> list[Message]:
         if kind == "reasoning":
             reasoning += _reasoning(item)
             continue
-        message = _item(item, kind, notice)
+        message = _item(item, kind, notice, found_tools)
         if message is None:
             continue
         if message.role == "assistant":
@@ -91,7 +109,7 @@ def _input(body: Fields, notice: Notice) -> list[Message]:
     return found
 
 
-def _item(item: Fields, kind: str, notice: Notice) -> Message | None:
+def _item(item: Fields, kind: str, notice: Notice, found: _Found) -> Message | None:
     if kind == "message":
         role = item.text("role")
         if role not in _ROLES:
@@ -103,6 +121,15 @@ def _item(item: Fields, kind: str, notice: Notice) -> Message | None:
         return Message("assistant", tool_calls=(custom_call_of(item, "call_id"),))
     if kind in ("function_call_output", "custom_tool_call_output"):
         return Message("tool", text_of(item, "output"), tool_call_id=item.text("call_id"))
+    if kind == "tool_search_call":
+        return Message("assistant", tool_calls=(ToolCall(SEARCH, arguments_of(item, "arguments"), item.text("call_id") or ""),))
+    if kind == "tool_search_output":
+        tools, shown = tools_of(item, notice)
+        found.tools.update({tool["function"]["name"]: tool for tool in tools})
+        found.shown.update(shown)
+        lines = [to_json(tool["function"]).decode() for tool in tools]
+        told = "\n".join(("These functions can be called now:", *lines)) if lines else "No tool was found."
+        return Message("tool", told, tool_call_id=item.text("call_id"))
     notice(f"{item.path('type')} {kind!r:.40}")
     return None
 
@@ -180,9 +207,13 @@ class Stream:
                 if shown.namespace is not None:
                     self._call["namespace"] = shown.namespace
                 self._raw = RawInput()
-                return wires + self._open("custom_tool_call" if shown.custom else "function_call")
+                kind = "tool_search_call" if shown.searches else "custom_tool_call" if shown.custom else "function_call"
+                return wires + self._open(kind)
             case CallArguments(_, text) if self._kind == "custom_tool_call":
                 return self._input(self._raw.feed(text))
+            case CallArguments(_, text) if self._kind == "tool_search_call":
+                self._text += text  # it is sent when it is whole
+                return []
             case CallArguments(_, text):
                 return self._more("function_call", text, "response.function_call_arguments.delta")
             case CallEnd(_, complete, _):
@@ -229,6 +260,8 @@ class Stream:
         elif self._kind == "reasoning":
             wires.append(self._at("response.reasoning_summary_text.done", summary_index=0, text=text))
             wires.append(self._at("response.reasoning_summary_part.done", summary_index=0, part=_summary(text)))
+        elif self._kind == "tool_search_call":
+            pass  # its arguments are an object, which no event can give a piece of
         elif self._kind == "custom_tool_call":
             wires.append(self._at("response.custom_tool_call_input.done", input=text))
         else:
@@ -248,12 +281,14 @@ class Stream:
         if self._kind == "reasoning":
             summary = [_summary(self._text)] if done else []
             return {"type": "reasoning", "id": self._item_id(), "summary": summary, "encrypted_content": None}
+        if self._kind == "tool_search_call":
+            base = {"type": self._kind, "id": self._item_id(), "status": status, "call_id": self._call["call_id"]}
+            return {**base, "execution": "client", "arguments": as_object(self._text)}
         field = "input" if self._kind == "custom_tool_call" else "arguments"
         return {"type": self._kind, "id": self._item_id(), "status": status, **self._call, field: self._text}
 
     def _item_id(self) -> str:
-        lead = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}[self._kind]
-        return f"{lead}_{self._meta.key}{len(self._output):04d}"
+        return f"{_ID_LEADS[self._kind]}_{self._meta.key}{len(self._output):04d}"
 
     def _at(self, kind: str, **fields: Any) -> Wire:
         return self._wire(kind, item_id=self._item_id(), output_index=len(self._output), **fields)

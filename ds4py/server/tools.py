@@ -2,12 +2,15 @@
 
 Beside functions, OpenAI's APIs know custom tools, whose input is raw text, and namespaces, which group tools under a name. A
 model is shown a function in their place: one with a single string for a raw text (its grammar is told in the description; the
-client checks it), and one whose name begins with the namespace. `Shown` remembers what it stands for, so that a call comes back
-in the client's own terms. Kinds that a server would have to run itself (web search ...) are left out, with a word to the log.
+client checks it), and one whose name begins with the namespace. A search for more tools that the client does is a function too;
+what it finds is told to the model in the result of that call, so that the prompt before it stays as it was. `Shown` remembers
+what a function stands for, so that a call comes back in the client's own terms. Kinds that a server would have to run itself (web
+search ...) are left out, with a word to the log.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,9 +23,10 @@ Notice = Callable[[str], None]
 Tool = Mapping[str, Any]
 
 INPUT: Final = "input"  # the one parameter of a custom tool
+SEARCH: Final = "tool_search"
 
 
-def tools_of(body: Fields, notice: Notice) -> tuple[tuple[Tool, ...], Mapping[str, Shown]]:
+def tools_of(body: Fields, notice: Notice) -> tuple[tuple[Tool, ...], dict[str, Shown]]:
     """(`tools` in the nested form of Chat Completions, what those stand for that are no plain functions, by name).
 
     Raises Refusal for a tool without a name or with a name twice."""
@@ -30,7 +34,7 @@ def tools_of(body: Fields, notice: Notice) -> tuple[tuple[Tool, ...], Mapping[st
     shown: dict[str, Shown] = {}
     for name, tool, stands_for in _all(body, "tools", notice):
         if name in found:
-            raise bad(f"two tools have the name {name!r:.64}", "tools")
+            raise bad(f"two tools have the name {name!r:.64}", body.path("tools"))
         found[name] = tool
         if stands_for is not None:
             shown[name] = stands_for
@@ -48,6 +52,8 @@ def _all(body: Fields, field: str, notice: Notice) -> Iterator[tuple[str, Tool, 
             yield name, made, Shown(name, custom=True)
         elif kind == "namespace":
             yield from _namespace(tool, notice)
+        elif kind == "tool_search" and tool.text("execution") == "client":
+            yield SEARCH, tool_of(SEARCH, tool.text("description"), schema(tool, "parameters")), Shown(SEARCH, searches=True)
         else:
             notice(f"{tool.path('type')} {kind!r:.40}")
 
@@ -187,3 +193,12 @@ def custom_call_of(fields: Fields, id_name: str = "id") -> ToolCall:
     """A custom tool's call in a history: an object with name and input."""
     name = joined_name(fields.text("namespace"), _name(fields, "call"))
     return ToolCall(name, to_json({INPUT: fields.text("input") or ""}).decode(), fields.text(id_name) or "")
+
+
+def as_object(arguments: str) -> Any:
+    """Arguments as an object, for APIs that want one; text that is none is kept where a model can see it."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"_invalid_arguments": arguments}

@@ -153,3 +153,39 @@ def test_codex_gets_raw_text_and_namespaces_and_brings_them_back(server: Scripte
     assert second["output"][0]["content"][0]["text"] == "ok"
     cached = second["usage"]["input_tokens_details"]["cached_tokens"]
     assert cached > whole["usage"]["input_tokens"]  # the calls were put back as they were sampled
+
+
+SEARCHING: dict[str, Any] = {
+    "input": [{"role": "user", "content": "do"}],
+    "tools": [{"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {"type": "object"}}],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_that_a_search_has_found_are_callable_and_the_prompt_before_it_stays(stream: bool) -> None:
+    search, make = calls_of(("tool_search", '{"query": "calendar"}')), calls_of(("mcp__cal__create", '{"a": 1}'))
+    script = [reply("ok", when="<tool_response>\nmade"), reply(*make, when="<tool_response>\nThese functions"), reply(*search)]
+    with serving({"replies": script}) as server:
+
+        def ask(items: list[Any]) -> Any:
+            answer = server.ask("/v1/responses", {**SEARCHING, "input": [*SEARCHING["input"], *items], "stream": stream})
+            return events_of(answer.body)[-1][1]["response"] if stream else answer.json
+
+        first = ask([])
+        (call,) = first["output"]
+        assert (call["type"], call["execution"], call["arguments"]) == ("tool_search_call", "client", {"query": "calendar"})
+        result = {"type": "tool_search_output", "call_id": call["call_id"], "execution": "client", "tools": [CALENDAR]}
+        second = ask([call, result])
+        (made,) = second["output"]
+        assert (made["type"], made["namespace"], made["name"]) == ("function_call", "mcp__cal", "create")
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] > first["usage"]["input_tokens"]
+        done = {"type": "function_call_output", "call_id": made["call_id"], "output": "made"}
+        third = ask([call, result, made, done])
+        assert third["output"][0]["content"][0]["text"] == "ok"
+        assert third["usage"]["input_tokens_details"]["cached_tokens"] > second["usage"]["input_tokens"]
+
+
+def test_a_search_that_the_server_would_do_is_left_out() -> None:
+    told: list[str] = []
+    asked = responses.parse({"input": "x", "tools": [{"type": "tool_search"}]}, told.append)
+    assert told == ["tools[0].type 'tool_search'"] and asked.tools == ()

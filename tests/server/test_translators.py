@@ -21,7 +21,12 @@ META = Meta(
     1700000000,
     "m",
     include_usage=True,
-    shown={"patch": Shown("patch", custom=True), "ns__k": Shown("k", "ns"), "ns__raw": Shown("raw", "ns", True)},
+    shown={
+        "patch": Shown("patch", custom=True),
+        "ns__k": Shown("k", "ns"),
+        "ns__raw": Shown("raw", "ns", True),
+        "tool_search": Shown("tool_search", searches=True),
+    },
 )
 COST = Usage(prompt=30, cached=20, generated=9, reasoning=2)
 ENDED = Ended(Stop("stop", None, 8), COST, {"predicted_n": 9})
@@ -55,6 +60,7 @@ REPLIES: dict[str, list[Event]] = {
         *call(1, "ns__k", '{"a": 1}'),
         *call(2, "ns__raw", '{ "x": {"input": 1}, "input" : "b" }'),
     ],
+    "search": [Text("so"), *call(0, "tool_search", '{"query": "x"}'), *call(1, "tool_search", "{")],
     "raw text cut": call(0, "patch", r'{"input": "a\u00', False),
     "raw text of another form": call(0, "patch", '["input"]'),
 }
