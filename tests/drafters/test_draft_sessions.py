@@ -18,10 +18,12 @@ from numpy.testing import assert_array_equal
 from tiny_drafts import KINDS, random_draft
 from tiny_models import tiny_gguf
 
-from ds4py.drafters import SpecConfig, open_drafters
+from ds4py.drafters import NgramSizes, SpecConfig, open_drafters
 from ds4py.drafters.chain import Chain
+from ds4py.drafters.ngram_simple import NgramSimple
 from ds4py.engine import Engine, EngineOptions, FixedDepth, Session, SessionOptions, step
 from ds4py.engine.speculation import target_of
+from ds4py.errors import FormatError
 from ds4py.gguf import open_gguf
 from ds4py.protocols import F32, SamplingParams
 
@@ -248,3 +250,50 @@ def test_an_interrupted_draft_costs_nothing_but_the_draft(form: str, opened: Mak
         assert session.tokens == plain
         assert_proposes_like_fresh(engine, session, options)
     assert n_interrupted >= 5
+
+
+@pytest.mark.parametrize("form", KINDS)
+def test_a_saved_chain_drafts_on_as_if_it_had_never_been_away(form: str, opened: Make, tmp_path: Path) -> None:
+    """N-grams before a draft that listens: one is told the tokens, the other gets its context back, in its place."""
+    engine, options = opened(form)
+
+    def chained() -> SessionOptions:
+        made = options()
+        assert made.drafter is not None
+        return replace(made, drafter=Chain([NgramSimple(NgramSizes(3, 3, 1)), made.drafter]))
+
+    session = engine.session(chained())
+    answer(session, LONG[:70], 40)
+    engine.save_session(session, tmp_path / "s")
+    loaded = engine.load_session(tmp_path / "s", chained())
+    before = {name: (source.drafted, source.accepted) for name, source in session.stats.sources.items()}
+    for one in (session, loaded):
+        for _ in one.generate(60):
+            pass
+    assert loaded.tokens == session.tokens and set(loaded.stats.sources) == {"ngram-simple", form}
+    for name, source in loaded.stats.sources.items():
+        whole, (drafted, accepted) = session.stats.sources[name], before.get(name, (0, 0))
+        assert (source.drafted, source.accepted) == (whole.drafted - drafted, whole.accepted - accepted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_damaged_part_of_a_saved_draft_is_taken(form: str, opened: Make, tmp_path: Path) -> None:
+    """Its checksum fits, as in a file that somebody made; what is refused leaves the drafter as it was."""
+    engine, options = opened(form)
+    session = engine.session(options())
+    answer(session, LONG[:70], 10)
+    payload, before = session.drafter.payload(), proposed(session)  # type: ignore[attr-defined]
+    n_refused = 0
+    for name, array in payload.items():
+        rest = {key: value for key, value in payload.items() if key != name}
+        spoiled = [rest, {**rest, name: array.astype(np.float64)}, {**rest, name: np.zeros((3, 1), array.dtype)}]
+        cut = array[..., :-1] if array.ndim else array - 10**6
+        for broken in (*spoiled, {**rest, name: cut}):
+            with pytest.raises(FormatError) as caught:
+                session.drafter.load(broken)  # type: ignore[attr-defined]
+            assert "\n" not in str(caught.value)
+            n_refused += 1
+            for mine, other in zip(proposed(session), before, strict=True):
+                assert_array_equal(mine, other)
+    assert n_refused >= 8
+    session.drafter.load(payload)  # type: ignore[attr-defined]
