@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from math import prod
 
 from ds4py.gguf import GgufFile
+from ds4py.models.deepseek4_config import PRO_LAYERS
 
 # Architecture name -> what such a file is. A `dflash` file with a Markov head is a DSpark draft.
 _SUPPORT = {
@@ -35,6 +36,13 @@ def support_kind(g: GgufFile) -> str | None:
     if "token_embd.weight" not in g.tensors and any(name.startswith(("mtp.", "dspark.")) for name in g.tensors):
         return "a DSpark support file" if any("markov" in name for name in g.tensors) else "a one-stage MTP file"
     return None
+
+
+def named(g: GgufFile) -> str:
+    """The architecture, and which model it is where that decides what can be done: "deepseek4 (DeepSeek V4 PRO)"."""
+    if g.architecture == "deepseek4" and g.get("block_count") == PRO_LAYERS:
+        return f"{g.architecture} (DeepSeek V4 PRO, for which there are no drafts)"
+    return g.architecture
 
 
 def drafters_for(g: GgufFile) -> Iterator[tuple[str, str]]:

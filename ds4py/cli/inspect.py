@@ -18,7 +18,7 @@ import numpy as np
 
 from ds4py.chat.formats.deepseek4 import ARCHITECTURE, revision
 from ds4py.cli.advice import memory_gb
-from ds4py.cli.draftable import drafters_for, support_kind, vocabulary
+from ds4py.cli.draftable import drafters_for, named, support_kind, vocabulary
 from ds4py.cli.terminal import Terminal
 from ds4py.engine import EngineOptions
 from ds4py.errors import Ds4Error
@@ -86,7 +86,7 @@ def _file(g: GgufFile) -> Iterator[tuple[str, str]]:
 
 
 def _model(g: GgufFile) -> Iterator[tuple[str, str]]:
-    yield "architecture", g.architecture
+    yield "architecture", named(g)
     values = sum(tensor.n_values for tensor in g.tensors.values())
     tied = "" if "output.weight" in g.tensors else ", output tied to the embedding"
     yield "parameters", f"{values / 1e6:,.1f} M{tied}"

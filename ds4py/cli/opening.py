@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds4py.cli.advice import no_model
-from ds4py.cli.draftable import support_kind
+from ds4py.cli.draftable import named, support_kind
 from ds4py.cli.parsing import Values
 from ds4py.cli.placing import spreading
 from ds4py.cli.speculating import Speculation
@@ -64,10 +64,14 @@ def _from_hub(values: Values, log: Terminal) -> Path:
 
 
 def open_tokenizer(g: GgufFile, log: Terminal) -> Tokenizer:
-    """The file's tokenizer. UnsupportedError for a file that only drafts for another model: it would answer nothing."""
+    """The file's tokenizer. UnsupportedError for a file that only drafts for another model, which would answer nothing, and for a
+    network that only shares the name of one."""
+    from ds4py.models.registry import refuse_other_network
+
     kind = support_kind(g)
     if kind is not None:
         raise UnsupportedError(f"{g.path} is {kind}, not a model: give the model it drafts for with -m")
+    refuse_other_network(g)
     tokenizer = load_tokenizer(g)
     for note in tokenizer.notes:
         log.say(f"ds4: {note}")
@@ -103,7 +107,7 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
         engine = Engine.open(g, options, compiling)
     log.rewrite("")
     info = engine.info()
-    log.say(f"ds4: {g.path.name}: {g.architecture}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
+    log.say(f"ds4: {g.path.name}: {named(g)}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
     weights, pooled, raw = g.nbytes / _GIB, info.pooled_bytes / _GIB, (info.kv_bytes - info.pooled_bytes) / _GIB
     kv = f"KV {raw:.2f} GiB raw + {pooled:.2f} GiB compressed"
     drafting, total = f", draft {draft / _GIB:.2f} GiB" if draft else "", raw + pooled + weights + draft / _GIB

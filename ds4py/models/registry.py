@@ -31,8 +31,18 @@ SUPPORTED: Mapping[str, str] = MappingProxyType(
 
 # known by name, to say "not yet" rather than "never heard of it"
 PLANNED = frozenset(
-    {"deepseek41", "glm4moe", "glm-dsa", "qwen2moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
+    {"glm4moe", "glm-dsa", "qwen2moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"}
 )
+
+
+def refuse_other_network(g: GgufFile) -> None:
+    """UnsupportedError for DeepSeek V4.1, which shares V4's name and not its network; its files are known by architecture or by
+    the checkpoint they say they are of."""
+    variants = (g.kv.get(f"{prefix}.checkpoint_variant") for prefix in ("deepseek4", "general"))
+    if g.architecture == "deepseek41" or any(str(variant).lower().startswith("v4.1") for variant in variants):
+        raise UnsupportedError(
+            f"{g.path} is DeepSeek V4.1 Flash, another network than V4 Flash; this build does not have it yet."
+        )
 
 
 def load_model(g: GgufFile, kernels: Kernels, kv_dtype: npt.DTypeLike = "float16") -> LoadedModel:
@@ -40,6 +50,7 @@ def load_model(g: GgufFile, kernels: Kernels, kv_dtype: npt.DTypeLike = "float16
 
     Raises UnsupportedError for an architecture or a part of it that this build does not have, FormatError for metadata or
     tensors that contradict each other."""
+    refuse_other_network(g)
     name = g.architecture
     if name not in SUPPORTED:
         reason = "is not supported yet" if name in PLANNED else "is not one this program knows"

@@ -412,10 +412,17 @@ def stated(pair: Pair, **keys: Any) -> GgufFile:
 
 def test_what_a_model_says_of_itself(pair: Pair, tmp_path: Path) -> None:
     """The preview has no DSpark; the number of ratios past the layers tells it where no key does; PRO has none; silence is no
-    contradiction."""
+    contradiction, but worth a warning unless both say the same."""
     ratios = [0, 4, 32, 4]
-    pair.open()
-    replace(pair, target=stated(pair, **{"deepseek4.attention.compress_ratios": [*ratios, 0, 0, 0]})).open()
+    (unsure,) = pair.open().unsure
+    assert unsure.startswith("support.gguf does not say which checkpoint it is of; if support.gguf was not made for that of tiny")
+    newer = stated(pair, **{"deepseek4.attention.compress_ratios": [*ratios, 0, 0, 0]})
+    assert replace(pair, target=newer).open().unsure == (unsure,), "one that does not say is enough"
+    of_0731 = rewritten(pair, tmp_path / "of.gguf", {"dspark.checkpoint_variant": "0731"})
+    assert pair.open(g=of_0731).unsure[0].startswith("tiny.gguf does not say which checkpoint it is of")
+    assert replace(pair, target=newer).open(g=of_0731).unsure == ()
+    same = {"general.source.revision": "a" * 40}
+    assert replace(pair, target=stated(pair, **same)).open(g=rewritten(pair, tmp_path / "same.gguf", same)).unsure == ()
     with pytest.raises(UnsupportedError, match="is made for 0731 or later, but tiny.gguf is of preview"):
         replace(pair, target=stated(pair, **{"deepseek4.attention.compress_ratios": [*ratios, 0]})).open()
     vision = {"general.name": "DeepSeek V4 Flash Vision Experimental"}

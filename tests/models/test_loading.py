@@ -96,7 +96,7 @@ def test_contradicting_metadata_is_refused_by_key(llama: Path, edit: Edit, sente
 
 
 UNSUPPORTED = [
-    (set_key("general.architecture", "deepseek41"), "'deepseek41' is not supported yet; supported are deepseek4, gemma3"),
+    (set_key("general.architecture", "deepseek41"), "is DeepSeek V4.1 Flash, another network than V4 Flash"),
     (set_key("general.architecture", "qwen35moe"), "not supported yet"),
     (set_key("general.architecture", "frobnicate"), "not one this program knows"),
     (set_key("llama.expert_count", 8), "llama.expert_count asks for a mixture of experts"),

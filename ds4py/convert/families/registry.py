@@ -16,7 +16,13 @@ def is_known(config: Config) -> bool:
 
 
 def family_of(config: Config) -> Family:
-    """The family of a checkpoint; UnsupportedError lists what can be converted."""
+    """The family of a checkpoint; UnsupportedError lists what can be converted, and knows DeepSeek V4.1, which only shares V4's
+    name."""
+    kinds = {str(values.get("model_type", "")) for values in (config.whole, config.text)}
+    if any(kind.startswith("deepseek_v41") for kind in kinds):
+        raise UnsupportedError(
+            f"{config.path} is of DeepSeek V4.1 Flash, another network than V4 Flash; it cannot be converted yet"
+        )
     name = config.architecture
     for family in FAMILIES:
         if name in family.classes:
