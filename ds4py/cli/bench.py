@@ -96,6 +96,7 @@ def sweep(model: GgufFile, plan: Plan, values: Values) -> int:
     from ds4py.cli.files import result_file
     from ds4py.cli.opening import open_tokenizer
     from ds4py.cli.plot import draw, require_matplotlib
+    from ds4py.cli.streaming import preloaded, streaming_of
     from ds4py.engine import Engine, EngineOptions, SessionOptions
     from ds4py.protocols import SamplingParams
 
@@ -108,7 +109,10 @@ def sweep(model: GgufFile, plan: Plan, values: Values) -> int:
     ids = bench_ids(values, model, tokenizer, plan.n_text)
     rows: list[Row] = []
     with result_file(values.text("csv") if values.has("csv") else "-") as table:
-        engine = Engine.open(model, EngineOptions(n_ctx=plan.n_ctx, threads=threads(values), kernels=kernels(values)))
+        log = open_terminal(sys.stderr)
+        options = EngineOptions(plan.n_ctx, threads(values), kernels(values), streaming=streaming_of(values, model, log))
+        engine = Engine.open(model, options)
+        preloaded(engine, log)
         # A stop token does not stop: a speed needs a fixed count.
         session = engine.session(SessionOptions(params=SamplingParams(temperature=0.0)))
         for row in _measured(session, ids, plan, values, tokenizer):

@@ -12,7 +12,7 @@ from ds4py.cli.prompting import Prompt, reply_stream
 from ds4py.cli.screen import Screen
 from ds4py.cli.speculating import keep_learned, say_closing
 from ds4py.cli.terminal import Terminal
-from ds4py.engine import SessionOptions
+from ds4py.engine import Engine, SessionOptions
 
 
 def one_shot(
@@ -33,13 +33,16 @@ def one_shot(
         turn = take_turn(session, prompt.ids, n_tokens, Screen(out, stream, chat.think_tags if chat else None), log)
     finally:
         kept = keep_learned(opened.speculation, session, log)
-    closing(turn, opened.engine.n_ctx, log)
+    closing(turn, opened.engine, log)
     say_closing(opened.speculation, session, log)
     return INTERRUPTED if turn.end == "interrupted" else 0 if kept else 1
 
 
-def closing(turn: Turn, n_ctx: int, log: Terminal) -> None:
+def closing(turn: Turn, engine: Engine, log: Terminal) -> None:
     """What is said on standard error after a reply."""
     if turn.end == "context":
-        log.say(f"ds4: the context of {n_ctx} tokens is full, so the answer ends here; a larger -c holds more")
+        log.say(f"ds4: the context of {engine.n_ctx} tokens is full, so the answer ends here; a larger -c holds more")
     log.say(turn.line())
+    counts = engine.expert_counts()
+    if counts is not None:
+        log.say(f"ds4: {counts.line()}")

@@ -15,6 +15,7 @@ from ds4py.cli.draftable import named, support_kind
 from ds4py.cli.parsing import Values
 from ds4py.cli.placing import spreading
 from ds4py.cli.speculating import Speculation
+from ds4py.cli.streaming import expert_bytes, streaming_of
 from ds4py.cli.terminal import Terminal
 from ds4py.engine import Engine, EngineOptions, Session, SessionOptions
 from ds4py.errors import ResourceError, UnsupportedError, UsageError
@@ -94,13 +95,13 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     threads = values.integer("threads") if values.has("threads") else None
     max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else max(EngineOptions().max_rows, n_rows)
     kernels = "cpu" if values.flag("cpu") else values.text("backend")
+    options = EngineOptions(n_ctx, threads, kernels, max_rows, streaming=streaming_of(values, g, log))
 
     def compiling(done: int, total: int) -> None:
         log.rewrite(f"ds4: compiling kernels for this processor, once: {done}/{total}")
 
     log.rewrite(f"ds4: loading {g.path}")
     begun = time.monotonic()
-    options = EngineOptions(n_ctx, threads, kernels, max_rows)
     if values.has("checkpoint_min_step"):
         options = replace(options, checkpoint_step=values.integer("checkpoint_min_step"))
     with spreading(values):
@@ -108,7 +109,9 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     log.rewrite("")
     info = engine.info()
     log.say(f"ds4: {g.path.name}: {named(g)}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
-    weights, pooled, raw = g.nbytes / _GIB, info.pooled_bytes / _GIB, (info.kv_bytes - info.pooled_bytes) / _GIB
+    held = engine.expert_counts()
+    resident = g.nbytes if held is None else g.nbytes - expert_bytes(g)[0] + held.seat_bytes
+    weights, pooled, raw = resident / _GIB, info.pooled_bytes / _GIB, (info.kv_bytes - info.pooled_bytes) / _GIB
     kv = f"KV {raw:.2f} GiB raw + {pooled:.2f} GiB compressed"
     drafting, total = f", draft {draft / _GIB:.2f} GiB" if draft else "", raw + pooled + weights + draft / _GIB
     log.say(f"ds4: memory: {kv}, weights {weights:.2f} GiB{drafting}, total {total:.2f} GiB")

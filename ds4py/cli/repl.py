@@ -99,7 +99,7 @@ class Repl:
         if turn.end == "interrupted" and turn.generated == 0:
             self._log.say("ds4: stopped before anything was generated; your message was taken back")
         else:
-            closing(turn, self._conversation.opened.engine.n_ctx, self._log)
+            closing(turn, self._conversation.opened.engine, self._log)
 
     def _help(self, argument: str) -> None:
         self._log.say(help.slash_help(self._log))

@@ -109,6 +109,7 @@ def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
     from ds4py.cli import prompting as cli_prompting
     from ds4py.cli.opening import context_len, open_engine, open_file, open_tokenizer
     from ds4py.cli.speculating import asked_types, config_of, draft_bytes, open_speculation, rows_needed, say_opening
+    from ds4py.cli.streaming import preloaded
 
     if values.texts("spec_type"):
         asked_types(values)  # a name that nobody knows is told before a file is opened
@@ -120,6 +121,7 @@ def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
     config = config_of(values, log)
     engine = open_engine(values, g, n_ctx, log, rows_needed(config), draft_bytes(config))
     speculation = open_speculation(values, config, engine, g, log)
+    preloaded(engine, log)
     name = values.text("alias") if values.has("alias") else g.path.name.removesuffix(".gguf")
     say_opening(speculation, None, log)
     made = _served(engine, _prompting(values, tokenizer, chat, engine, defaults), name, speculation)

@@ -23,6 +23,7 @@ from typing import Final
 from ds4py.cli.parsing import Values
 from ds4py.cli.spec_plot import draw
 from ds4py.cli.speculating import checked_types, rows_needed, spec_config
+from ds4py.cli.streaming import streaming_of
 from ds4py.cli.terminal import open_terminal
 from ds4py.drafters import Drafters, SpecConfig, open_drafters
 from ds4py.engine import Engine, EngineOptions, Session, SessionOptions
@@ -165,7 +166,8 @@ def spec_bench(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
     threads = values.integer("threads") if values.has("threads") else None
     kernels = "cpu" if values.flag("cpu") else values.text("backend")
     rows = max(EngineOptions().max_rows, *(rows_needed(config) for config in configs))
-    engine = Engine.open(g, EngineOptions(n_ctx=longest + n_gen, threads=threads, kernels=kernels, max_rows=rows))
+    streaming = streaming_of(values, g, open_terminal(sys.stderr))
+    engine = Engine.open(g, EngineOptions(longest + n_gen, threads, kernels, rows, streaming=streaming))
     bench = Bench(g, tokenizer, engine, n_gen)
     names = ["+".join(config.types) for config in configs]
     print(f"{COMMAND}: {', '.join(names)} against plain decoding, {rounds} rounds of {n_gen} tokens", file=sys.stderr)

@@ -18,6 +18,7 @@ from ds4py.engine.snapshots import CHECKPOINT_STEP
 from ds4py.errors import ResourceError, UsageError
 from ds4py.gguf import GgufFile, NumberArray
 from ds4py.gguf.identity import identity
+from ds4py.kernels.streaming import ExpertCounts, Streaming, Streams
 from ds4py.protocols import Draws, Kernels, Model
 
 DEFAULT_CTX = 32768
@@ -33,6 +34,7 @@ class EngineOptions:
     kernels: str = "auto"
     max_rows: int = 64  # most rows of one forward call
     checkpoint_step: int = CHECKPOINT_STEP  # positions between checkpoints, from which a session goes back further than a window
+    streaming: Streaming | None = None  # bounds the experts that are held
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Engine:
         for name, value in counts.items():
             if value is not None and value < 1:
                 raise UsageError(f"the {name} must be at least 1, not {value}")
-        kernels = open_kernels(options.kernels, threads=options.threads, max_rows=options.max_rows, progress=progress)
+        kernels = open_kernels(options.kernels, options.threads, options.max_rows, progress, options.streaming)
         model = load_model(gguf_file, kernels)
         n_ctx = options.n_ctx or min(DEFAULT_CTX, model.n_ctx_train)
         return cls(model, kernels, n_ctx, gguf_file, drawable(gguf_file), options.checkpoint_step)
@@ -114,6 +116,16 @@ class Engine:
         session = self.session(replace(options or SessionOptions(), **numbers))
         savefile.restore(saved, session, self._identity, self.kernels.name, read_again)
         return session
+
+    def preload(self) -> ExpertCounts | None:
+        """Read experts ahead of the first token, if that was asked; drafters are open. None if experts are not bounded."""
+        if isinstance(self.kernels, Streams):
+            self.kernels.preload()
+        return self.expert_counts()
+
+    def expert_counts(self) -> ExpertCounts | None:
+        """What the cache of experts did; None if experts are not bounded."""
+        return self.kernels.expert_counts() if isinstance(self.kernels, Streams) else None
 
     @property
     def _identity(self) -> str:

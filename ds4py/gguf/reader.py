@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -42,10 +43,12 @@ class Storage(Protocol):
 
 
 class Mapped:
-    """A mapped file as `Storage`: what it gives are views."""
+    """A mapped file as `Storage`: what it gives are views. `fileno`: the same file, open for reading; it is closed with this."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._map = memory
+    def __init__(self, memory: mmap.mmap, fileno: int | None = None) -> None:
+        self._map, self.fileno = memory, fileno
+        if fileno is not None:
+            weakref.finalize(self, os.close, fileno)
 
     def read(self, start: int, n: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._map, np.uint8, n, start)
@@ -83,6 +86,16 @@ class Tensor:
     @property
     def n_values(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `data` is a view of a mapped file, whose pages can be given back and come again."""
+        return isinstance(self._storage, Mapped)
+
+    @property
+    def fileno(self) -> int | None:
+        """The open file in which `start` counts; None if it is in none. It stays open as long as this tensor."""
+        return self._storage.fileno if isinstance(self._storage, Mapped) else None
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -162,7 +175,8 @@ class _Opened:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.map = _map_file(path)
+        self.map, fileno = _map_file(path)
+        self.storage = Mapped(self.map, fileno)
         self.nbytes = len(self.map)
         self.header: Header = read_header(memoryview(self.map), str(path))
         self.split_count = self._split_int("split.count", 0)
@@ -178,11 +192,11 @@ class _Opened:
     def tensors(self) -> dict[str, Tensor]:
         start = self.header.data_start
         infos = self.header.tensors.values()
-        storage = Mapped(self.map)
-        return {t.name: Tensor(t.name, t.shape, t.type, t.nbytes, start + t.start, storage, self.split_no) for t in infos}
+        return {t.name: Tensor(t.name, t.shape, t.type, t.nbytes, start + t.start, self.storage, self.split_no) for t in infos}
 
 
-def _map_file(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> tuple[mmap.mmap, int]:
+    """The map, and the open file itself for whoever wants to read a part of it."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # before open(): a pipe would wait for ever
@@ -190,7 +204,7 @@ def _map_file(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise FormatError(f"{path}: the file is empty")
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), os.dup(file.fileno())
     except FileNotFoundError as error:
         raise ResourceError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file emptied in between

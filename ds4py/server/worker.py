@@ -118,8 +118,11 @@ class Worker:
 
     def gauges(self) -> dict[str, float]:
         """Present values for /metrics."""
+        held = self.served.engine.expert_counts()
+        names = ("hits", "misses", "bytes_read", "seat_bytes") if held is not None else ()
         with self._changed:
             return {
+                **{f"ds4_expert_{name}": getattr(held, name) for name in names},
                 "ds4_queue_length": len(self._queue),
                 "ds4_running": int(self._running is not None),
                 "ds4_sessions": self._prefixes.n_sessions,

@@ -124,7 +124,7 @@ REFUSED = [
     (["--mtp"], ["--mtp is not in this build yet", "MTP"]),
     (["--mtp", "file.gguf"], ["--mtp is not in this build yet"]),
     (["--draft-max", "3"], ["--draft-max is not supported", "--spec-draft-n-max"]),
-    (["--ssd-streaming"], ["--ssd-streaming is not in this build yet"]),
+    (["--ssd-streaming-full-layers", "-1"], ["--ssd-streaming-full-layers", "from 0 to 1000"]),
     (["--dir-steering-file", "x"], ["--dir-steering-file is not in this build yet", "steering"]),
     (["--model-url", "a/b"], ["--model-url is not in this build yet"]),
     (["--power", "50"], ["--power is not supported"]),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ds4py.cli.option import Option, Range
+from ds4py.cli.tables import streaming
 from ds4py.cli.tables.cache_types import BARRED
 
 _GPU = "it comes with the GPU kernels; --cpu is what runs today"
 _SHARED = "prompts and answers share their threads; --cpu-mask, --cpu-range, --cpu-strict and --prio are for both"
-_STREAMING = "it comes with the DeepSeek V4 model"
 _ONE_DEVICE = "this build computes on one device"
 _NO_IMAGES = "this build reads text only, no images"
 _NO_METAL = "there is no Metal backend here; leave the flag out to run on the CPU"
@@ -82,6 +82,7 @@ ROWS: tuple[Option, ...] = (
     Option("--prio", "priority, from -1 (low) to 3", "text", (), "N", "0", choices=("-1", "0", "1", "2", "3")),
     Option("--list-devices", "list where a model could compute, and leave"),
     Option("--device", "where to compute", "text", ("-dev",), "LIST", shown_default="cpu", choices=("none", "cpu", "CPU")),
+    *streaming.ROWS,
     Option("--chdir", "change to this directory before anything is read", "file", metavar="DIR"),
     Option(
         "--cache-type-k",
@@ -154,11 +155,6 @@ ROWS: tuple[Option, ...] = (
         status="never",
         why="a CPU run has no duty cycle to set; use -t to take fewer cores",
     ),
-    Option("--ssd-streaming", "keep experts on disk", status="later", why=_STREAMING),
-    Option("--ssd-streaming-cold", "start with an empty expert cache", status="later", why=_STREAMING),
-    Option("--ssd-streaming-cache-experts", "expert cache size", "text", metavar="N|NGB", status="later", why=_STREAMING),
-    Option("--ssd-streaming-full-layers", "layers kept whole", "int", metavar="N", status="later", why=_STREAMING),
-    Option("--ssd-streaming-preload-experts", "experts read at start", "int", metavar="N", status="later", why=_STREAMING),
     Option(
         "--expert-profile", "expert locality file", "file", metavar="FILE", status="never", why="it steers the Metal backend only"
     ),

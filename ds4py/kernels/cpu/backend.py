@@ -19,12 +19,14 @@ from ds4py.kernels.cpu import attention, few, iq2, latent_attention, matmul, til
 from ds4py.kernels.cpu.compile import Builder, Library
 from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
+from ds4py.kernels.cpu.expert_cache import ExpertCache
 from ds4py.kernels.cpu.experts import CpuExperts, ExpertRecorder
 from ds4py.kernels.cpu.latent import LatentRecorder
 from ds4py.kernels.cpu.packed import Packed
 from ds4py.kernels.cpu.recorder import Buffer, Pool, Program
 from ds4py.kernels.cpu.target import Target, target_for
 from ds4py.kernels.cpu.weights import CpuWeight
+from ds4py.kernels.streaming import ExpertCounts, Streaming
 from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams
 from ds4py.quants import decode
 
@@ -32,7 +34,8 @@ ROPE_CHUNK = 1024  # positions by which a rotary table grows
 
 
 class CpuKernels:
-    """Row-invariant kernels on quantised weights. `path` forces a hardware path (target.PATHS); None takes the best."""
+    """Row-invariant kernels on quantised weights. `path` forces a hardware path (target.PATHS); None takes the best.
+    `streaming` bounds the experts that are held."""
 
     prefill_tile = 0  # prompts take the row path: tiles.py has its bits
 
@@ -42,6 +45,7 @@ class CpuKernels:
         max_rows: int = 64,
         path: str | None = None,
         progress: Callable[[int, int], None] | None = None,
+        streaming: Streaming | None = None,
     ):
         target = target_for(path)
         self.path = target.path
@@ -51,6 +55,7 @@ class CpuKernels:
         self.executor = Executor(self.library, self.n_threads)
         atexit.register(self.executor.close)
         self.max_rows = max_rows
+        self.expert_cache = ExpertCache(self, streaming) if streaming is not None else None
         self._pools: dict[object, Pool] = {}  # by graph
         self.squares: dict[str, np.ndarray] | None = None  # tensor -> f64 [K + 1]; see observe
         self._programs: dict[object, Program] = {}
@@ -100,6 +105,8 @@ class CpuKernels:
             raise UnsupportedError(f"{rows.n} rows in one forward call; this backend was opened for at most {self.max_rows}")
         n_logits = len(rows.logit_rows)
         program = self._program(key, graph, rows.n, n_logits, tuple(taps))
+        if self.expert_cache is not None:
+            self.expert_cache.settle()
         self._cells[0, : rows.n], self._cells[1, : rows.n] = rows.tokens, rows.pos
         tables = np.array([s.table.ctypes.data for s in rows.states], np.int64)
         self._cells[2, : rows.n] = tables[rows.span_of]
@@ -115,8 +122,19 @@ class CpuKernels:
         self._grow_tables(program, int(rows.pos.max()))
         self._grow_scratch(rows)
         self.executor.run(program.ops)
+        if self.expert_cache is not None:
+            self.expert_cache.check()
         spans = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1))
         return Out(program.logits, spans.tolist(), program.taps)
+
+    def preload(self) -> None:
+        """streaming.Streams."""
+        if self.expert_cache is not None:
+            self.expert_cache.preload()
+
+    def expert_counts(self) -> ExpertCounts | None:
+        """streaming.Streams."""
+        return self.expert_cache.counts() if self.expert_cache is not None else None
 
     def draw(self, row: F32, params: SamplingParams, key: int) -> int:
         """protocols.Draws: engine/sampling.py in machine code."""

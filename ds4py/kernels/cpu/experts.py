@@ -1,7 +1,7 @@
 """One tensor of experts as the CPU kernels hold it, and how products by expert are recorded.
 
-Experts lie in one block of address space at equal distances. Quantised ones are packed one by one when a row first takes them
-(moe.py `each`), and the file's pages go back to the system as that happens; what no row takes costs neither time nor memory.
+Quantised experts are packed one by one when a row first takes them (moe.py `each`), and the file's pages go back to the system as
+that happens; what no row takes costs neither time nor memory. They stay, unless a cache of experts (expert_cache.py) bounds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
 from ds4py.kernels.cpu import few as few_rows
-from ds4py.kernels.cpu import matmul, moe, rowwise, unpack
+from ds4py.kernels.cpu import matmul, moe, rowwise, seats, unpack
 from ds4py.kernels.cpu.executor import RECORD
 from ds4py.kernels.cpu.packed import BLOCK, HALF_BYTES, TILE, pairs
 from ds4py.kernels.cpu.recorder import Buffer, Recorder, bits
@@ -27,46 +27,79 @@ if TYPE_CHECKING:
     from ds4py.kernels.cpu.backend import CpuKernels
 
 
+REACH = 2 << 20  # bytes that one page fault maps at most (Linux, from a cache of large folios)
+
+
 class CpuExperts(CpuWeight):
-    """Matrices [n_experts, n_rows, row_len]; `address` is the first one's, the others follow at `stride`."""
+    """Matrices [n_experts, n_rows, row_len]. `table` is what seats.py reads: each expert has a seat of its own, until a cache of
+    experts (expert_cache.py) deals the seats."""
 
     def __init__(self, backend: CpuKernels, tensor: Tensor):
         super().__init__(backend, tensor)
         self.n_experts = tensor.shape[2]
         self.n_rows = tensor.shape[1]
         self.file_stride = tensor.nbytes // self.n_experts
-        self.stride = self.form.n_bytes(self.n_rows, self.row_len) if self.form else self.file_stride
-        n_threads = backend.executor.n_threads
-        self.flags = np.zeros(self.n_experts * n_threads, np.uint8)  # packed by that thread
+        # bytes of an expert in its seat; one that is multiplied as it lies in the file has a seat only in a cache
+        self.stride = self.form.n_bytes(self.n_rows, self.row_len) if self.form else -(-self.file_stride // 64) * 64
         self.counters = np.zeros(self.n_experts, np.int64)  # threads that have packed
-        self.packing = np.zeros(RECORD, np.int64)
+        self.table = np.zeros(seats.TABLE_WORDS, np.int64)
+        self.product: tuple[list[int], object] = ([], None)  # some program's op with it, and what that refers to
+        self._held = np.zeros(0, np.int64)
+        self._packing = np.zeros(RECORD, np.int64)
+        self._pages = np.zeros((0, 2), np.int64)
 
     def prepare(self) -> None:
-        """Reserve address space and write the packing kernel's record; nothing is packed yet."""
-        if self.form is None or self._packed is not None:
+        """Write the table and the packing kernel's record, and reserve address space; nothing is packed yet."""
+        if self.table[seats.FILE]:
             return
-        memory = np.zeros(self.n_experts * self.stride + 64, np.uint8)
-        skip = -memory.ctypes.data % 64
-        self._packed = memory[skip : skip + memory.nbytes - 64]
-        args = (self.file_address, self.address, self.n_rows, self.row_len // BLOCK, self.row_bytes, pairs(self.row_len), 0)
-        self.packing[0] = self._backend.kernel(f"repack_{self.type.name}", lambda t: unpack.repack(self.type, t))
-        self.packing[2:10] = *args, self.n_rows
+        table, form = self.table, self.form
+        table[[seats.FILE, seats.FILE_STRIDE]] = self.file_address, self.file_stride
+        table[[seats.N_ROWS, seats.ROW_BYTES]] = self.n_rows, self.row_bytes
+        if form is None:
+            return
+        args = (self.file_address, 0, self.n_rows, self.row_len // BLOCK, self.row_bytes, pairs(self.row_len), 0)
+        self._packing[0] = self._backend.kernel(f"repack_{self.type.name}", lambda t: unpack.repack(self.type, t))
+        self._packing[2:10] = *args, self.n_rows
+        table[[seats.PACKING, seats.N_GROUPS]] = self._packing.ctypes.data, self.n_groups
+        if self._backend.expert_cache is not None:
+            return
+        self._packed = aligned(self.n_experts * self.stride)
+        self._held = np.zeros(self.n_experts * self._backend.executor.n_threads, np.int64)
+        self._pages = self._pages_in_file()
+        table[[seats.SEATS, seats.SEAT_STRIDE]] = self._packed.ctypes.data, self.stride
+        table[[seats.HELD, seats.COUNTERS]] = self._held.ctypes.data, self.counters.ctypes.data
+        table[seats.PAGES] = self._pages.ctypes.data
 
-    def packing_args(self) -> list[int]:
-        """Words 8 to 12 of moe.each."""
-        if self.form is None:
-            return [0] * 5
-        page = mmap.PAGESIZE if hasattr(mmap, "MADV_DONTNEED") else 0
-        packing, flags, counters = (int(array.ctypes.data) for array in (self.packing, self.flags, self.counters))
-        return [packing, self.file_stride, flags, counters, page]
+    def _pages_in_file(self) -> np.ndarray:
+        """int64 [n_experts, 2]: first page of each expert and bytes of its pages, 0 if it is not mapped. They are whole `REACH`es
+        around the expert, since the system maps that many when one is touched, but none that another tensor lies in."""
+        pages = np.zeros((self.n_experts, 2), np.int64)
+        if self.tensor.is_mapped and hasattr(mmap, "MADV_DONTNEED"):
+            begin, size = self.file_address, mmap.PAGESIZE
+            first = begin + np.arange(self.n_experts) * self.file_stride
+            lo = np.maximum(first // REACH * REACH, -(-begin // size) * size)
+            hi = np.minimum(-(-(first + self.file_stride) // REACH) * REACH, (begin + self.tensor.nbytes) // size * size)
+            pages[:, 0], pages[:, 1] = lo, np.maximum(hi - lo, 0)
+        return pages
 
     @property
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         return self.n_experts, self.n_rows, self.row_len
 
     @property
+    def address(self) -> int:
+        return 0  # the table tells
+
+    @property
     def resident_bytes(self) -> int:
         return int((self.counters > 0).sum()) * self.stride if self.form else 0
+
+
+def aligned(n_bytes: int) -> np.ndarray:
+    """Zeros that begin at a cache line; pages are taken when they are touched."""
+    memory = np.zeros(n_bytes + 64, np.uint8)
+    skip = -memory.ctypes.data % 64
+    return memory[skip : skip + n_bytes]
 
 
 @dataclass(frozen=True)
@@ -76,6 +109,7 @@ class Routing:
     n_used: int
     n_experts: int
     n_slots: int
+    n_segments: int  # at most
     weights: Buffer  # f32 [n_rows, n_used]
     tables: Buffer  # words: segments, then the row of each place, then the place of each slot
     n_tiles: int  # at most: each segment's rows begin a tile
@@ -106,14 +140,25 @@ class ExpertRecorder(Recorder):
         args = [ids.address, n_slots, n_used, n_experts, segments, source, place, free]
         self._op(b.kernel("group", moe.group), args, "own", [ids], [tables])
         n_tiles = (n_slots + (TILE - 1) * n_segments) // TILE
-        return Routing(n_used, n_experts, n_slots, weights, tables, n_tiles, segments, source, place)
+        return Routing(n_used, n_experts, n_slots, n_segments, weights, tables, n_tiles, segments, source, place)
 
     def experts(
         self, x: Buffer, routing: Routing, gate: CpuExperts, up: CpuExperts, down: CpuExperts, act: str, limit: float = 0.0
     ) -> Buffer:
+        plan = self._plan(routing, (gate, up, down))
         h = self._spread(x, routing)
-        h = self.gated(self._by_expert(h, gate, routing), self._by_expert(h, up, routing), act, limit)
-        return self._gather(self._by_expert(h, down, routing), routing)
+        h = self.gated(self._by_expert(h, gate, routing, plan), self._by_expert(h, up, routing, plan), act, limit)
+        return self._gather(self._by_expert(h, down, routing, plan), routing)
+
+    def _plan(self, routing: Routing, parts: tuple[CpuExperts, CpuExperts, CpuExperts]) -> Buffer | None:
+        """Seats for the call's experts, where seats are fewer than experts."""
+        cache = self.backend.expert_cache
+        if cache is None:
+            return None
+        plan = self._words(2 * routing.n_segments, 8)
+        args = [routing.segments, cache.layer(parts).address, plan.address, routing.n_segments]
+        self._op(self.backend.kernel("plan_seats", seats.plan), args, "own", [routing.tables], [plan])
+        return plan
 
     def _table(self, router: Router) -> tuple[int, int]:
         """Addresses of a router's table of experts by token, and of the call's tokens; 0 without a table."""
@@ -131,7 +176,7 @@ class ExpertRecorder(Recorder):
         self._op(self.backend.kernel("pick", rowwise.pick), args, "own", [x, routing.tables], [out])
         return out
 
-    def _by_expert(self, x: Buffer, experts: CpuExperts, routing: Routing) -> Buffer:
+    def _by_expert(self, x: Buffer, experts: CpuExperts, routing: Routing, plan: Buffer | None) -> Buffer:
         """Each copy times its own expert's matrix."""
         name = experts.tensor.name
         if experts.n_experts != routing.n_experts:
@@ -141,19 +186,22 @@ class ExpertRecorder(Recorder):
             sums = self.backend.sums_of(name, x.width, experts.n_experts)
             add = self.backend.kernel("add_squares", rowwise.add_squares)
             record = [add, 0, int(sums.ctypes.data), x.address, 0, x.width, x.n_rows]
-            self._each(record, 6, routing, [sums.strides[0], x.width * 4, 0], [0] * 5, [x], [("squares", name)])
+            self._each(record, 6, routing, [sums.strides[0], x.width * 4, 0], (0, 0, 0), [x], [("squares", name)])
         out = self._new(experts.padded_rows, "own", x.n_rows)
         product = self._product(x, experts, out)
-        steps = [experts.stride, product.row_bytes, out.width * 4]
-        record = [product.kernel, 0, *product.args]
-        tiled, few, tile_bytes, reads = 0, 0, 0, [product.read]
+        record = [product.kernel, 0, 0, *product.args[1:]]
+        where = [int(experts.table.ctypes.data), plan.address if plan is not None else 0, routing.n_segments]
+        tiled, few, tile_bytes, reads = 0, 0, 0, [product.read, plan] if plan is not None else [product.read]
         limit = matmul.most_rows(self.backend.library.target, experts.form) if experts.form else 0
         if experts.form is not None and routing.n_slots // routing.n_used > limit:  # as many rows may take one expert
             q = self._in_tiles(x, routing)
             table = self.backend.few_table(experts.form)
             args = [self.backend.kernel("by_rows", lambda _: few_rows.by_rows()), 0, *self._tile_args(experts, q, out), table]
-            tiled, few, tile_bytes, reads = self._template(args), limit, q.n_blocks * HALF_BYTES, [product.read, q]
-        self._each(record, product.n_word, routing, steps, experts.packing_args(), reads, [out], [tiled, few, tile_bytes])
+            tiled, few, tile_bytes, reads = self._template(args), limit, q.n_blocks * HALF_BYTES, [*reads, q]
+        steps = [0, product.row_bytes, out.width * 4]
+        self._each(record, product.n_word, routing, steps, where, reads, [out], [tiled, few, tile_bytes])
+        if self.backend.expert_cache is not None:
+            experts.product = self.ops[-1], self.keep[-1]
         return self._cut(out, experts.n_rows)
 
     def _gather(self, x: Buffer, routing: Routing) -> Buffer:
@@ -193,11 +241,12 @@ class ExpertRecorder(Recorder):
         n_word: int,
         routing: Routing,
         steps: list[int],
-        packing: list[int],
+        where: Sequence[int],
         reads: list,
         writes: list,
         many: Sequence[int] = (0, 0, 0),
     ) -> None:
-        """One run of `record` per segment (moe.each); steps: bytes between weights, rows of x and of y; many: words 13 to 15."""
-        args = [self._template(record), routing.segments, *steps, n_word, *packing, *many]
+        """One run of `record` per segment (moe.each); steps: bytes between weights, rows of x and of y; where: words 8 to 10; many:
+        words 11 to 13."""
+        args = [self._template(record), routing.segments, *steps, n_word, *where, *many]
         self._op(self.backend.kernel("each", moe.each), args, "own", [*reads, routing.tables], writes)

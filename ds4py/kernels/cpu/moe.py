@@ -5,9 +5,9 @@ hundred slots) into *segments*, so that an expert's weights are read once for al
 kernel once per segment, as if the segment's rows were a call of their own; `combine` adds a row's slots in the order in which
 they were chosen. So no bit of a row tells how its slots were grouped, or with whom.
 
-`each` also packs an expert's weights (packed.py) when a row first takes it, on the same threads and with the same split as the
-product, so that a thread multiplies only what it packed itself and nobody waits. A model's experts are most of its bytes, and a
-conversation may use a part of them: packing them all at start would take as long as reading the whole file.
+`each` also packs an expert's weights (packed.py) when a row takes it and it is not at hand (seats.py), on the same threads and
+with the same split as the product, so that a thread multiplies only what it packed itself and nobody waits. A model's experts are
+most of its bytes, and a conversation may use a part of them: packing them all at start would take as long as reading the file.
 
 Rejected: gathering row addresses for the micro kernels (one more indirection in the inner loop of every product, to spare copies
 of rows that are a thousandth of the weights); floats added to the output expert by expert (the order would be the grouping's).
@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from ds4py.kernels.cpu import seats
 from ds4py.kernels.cpu.compile import Builder
 from ds4py.kernels.cpu.ir import F32, I8, I32, I64, Fn, Val, vec
 from ds4py.kernels.cpu.lanes import exp, fabs, fma, hmax, hsum, load_floats
 from ds4py.kernels.cpu.packed import BLOCK, TILE
 from ds4py.kernels.cpu.rowwise import in_tiles, rounded_block
+from ds4py.kernels.cpu.seats import RECORD, SEGMENT
 from ds4py.kernels.cpu.target import Target
 
-RECORD = 16  # words of an op record (executor.py)
-SEGMENT = 32  # bytes: see `group`
 LANES = 4  # of a row's experts, whose number need not be a multiple of more
-DONT_NEED = 4  # madvise
 NONE = float("-inf")
 
 
@@ -196,33 +195,26 @@ def combine(t: Target) -> Builder:
 
 def each(t: Target) -> Builder:
     """args: [2] record of the kernel to run [3] segments (see group) [4] bytes from one expert's weights to the next [5] bytes of
-    a row of x [6] bytes of a row of y [7] word of the record that holds the number of rows [8] record of the packing kernel, or 0
-    [9] bytes of an expert in the file [10] one byte for each expert and thread: packed [11] a counter for each expert [12] bytes
-    of a page, or 0 to keep the file's pages [13] record of the kernel for more rows than [14], or 0; it reads tiles of [15]
-    bytes and has its number of rows in word 8. Words 2, 3, 4 of a record: addresses of weights, x and y of expert 0, place 0."""
+    a row of x [6] bytes of a row of y [7] word of the record that holds the number of rows [8] table of the matrix (seats.py), or
+    0: then the weights stay where the record says [9] plan, or 0 [10] segments that it has room for [11] record of the kernel for
+    more rows than [12], or 0; it reads tiles of [13] bytes and has its number of rows in word 8. Words 2, 3, 4 of a record are
+    addresses of weights (with a table: 0), x and y of expert 0 and place 0."""
 
     def build(module: ir.Module, name: str) -> None:
         f = Fn(module, name, [I64] * 3)
-        args, tid, nt = f.args
-        template, segments, stride, x_bytes, y_bytes, n_word, packing, file_bytes, packed, counters, page = _args(f, 11)
-        tiled, few, tile_bytes = (f.load(args + 8 * i, I64, 8) for i in (13, 14, 15))
+        _, tid, nt = f.args
+        template, segments, stride, x_bytes, y_bytes, n_word, table, plan, n_max, tiled, few, tile_bytes = _args(f, 12)
         record = f.scratch(ir.ArrayType(I64, RECORD))
         with f.loop(0, f.load(segments, I64, 8)) as s:
             expert, first, n, tile = (f.load(segments + s * SEGMENT + 8 * (i + 1), I64, 8) for i in range(4))
-            with f.when(packing.ne(0)):
-                flag = packed + expert * nt + tid
-                with f.when(f.load(flag, ir.IntType(8)).eq(0)):
-                    _copy(f, packing, record)
-                    _add(f, record, 2, expert * file_bytes)
-                    _add(f, record, 3, expert * stride)
-                    f.call_address(f.load(record, I64, 8), record, tid, nt)
-                    f.store(flag, f.c(ir.IntType(8), 1))
-                    _release(f, f.load(record + 16, I64, 8), file_bytes, counters + expert * 8, nt, page)
+            weights = f.var(expert * stride)
+            with f.when(table.ne(0)):
+                weights.set(seats.bring(f, table, plan, n_max, segments, s, record, tid, nt))
             many = tiled.ne(0) & (n > few)
-            _copy(f, f.select(many, tiled, template), record)
+            seats.copy(f, f.select(many, tiled, template), record)
             of_x = f.select(many, tile * tile_bytes, first * x_bytes)
-            for word, step in ((2, expert * stride), (3, of_x), (4, first * y_bytes)):
-                _add(f, record, word, step)
+            for word, step in ((2, weights.get()), (3, of_x), (4, first * y_bytes)):
+                f.store(record + 8 * word, f.load(record + 8 * word, I64, 8) + step, 8)
             f.store(record + f.select(many, f.i64(8), n_word) * 8, n, 8)
             f.call_address(f.load(record, I64, 8), record, tid, nt)
         f.ret()
@@ -250,21 +242,3 @@ def quantize(t: Target) -> Builder:
         f.ret()
 
     return build
-
-
-def _copy(f: Fn, src: Val, dst: Val) -> None:
-    for i in range(RECORD):
-        f.store(dst + 8 * i, f.load(src + 8 * i, I64, 8), 8)
-
-
-def _add(f: Fn, record: Val, word: int, step: Val) -> None:
-    f.store(record + 8 * word, f.load(record + 8 * word, I64, 8) + step, 8)
-
-
-def _release(f: Fn, at: Val, n_bytes: Val, counter: Val, nt: Val, page: Val) -> None:
-    """The last thread that has packed an expert hands the file's pages wholly inside it back to the system."""
-    before = Val(f, f.b.atomic_rmw("add", f.b.inttoptr(counter.v, ir.PointerType(I64)), ir.Constant(I64, 1), "acq_rel"))
-    with f.when((page > 0) & (before + 1).eq(nt)):
-        first, last = (at + page - 1) / page * page, (at + n_bytes) / page * page
-        with f.when(last > first):
-            f.call(f.declare("madvise", I32, [I64, I64, I32]), first, last - first, f.c(I32, DONT_NEED))
