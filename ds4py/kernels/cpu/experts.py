@@ -246,7 +246,7 @@ class ExpertRecorder(Recorder):
         writes: list,
         many: Sequence[int] = (0, 0, 0),
     ) -> None:
-        """One run of `record` per segment (moe.each); steps: bytes between weights, rows of x and of y; where: words 8 to 10; many:
-        words 11 to 13."""
+        """One run of `record` per segment (moe.each); steps: bytes between weights, rows of x and of y; where: words 8 to 10;
+        many: words 11 to 13."""
         args = [self._template(record), routing.segments, *steps, n_word, *where, *many]
         self._op(self.backend.kernel("each", moe.each), args, "own", [*reads, routing.tables], writes)
