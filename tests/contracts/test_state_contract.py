@@ -119,7 +119,8 @@ def test_sessions_do_not_see_each_other(model: LoadedModel, plain: np.ndarray) -
     for p in range(20):
         out = model.forward([Span(left, [IDS[p]], n_logits=1), Span(right, [OTHER[p]], n_logits=1)])
         np.testing.assert_array_equal(out.of(0), plain[p : p + 1])
-    np.testing.assert_array_equal(out.of(1), one_by_one(model, OTHER[:20])[19:20])
+    last = out.of(1).copy()  # the next call of the same graph may write over a view
+    np.testing.assert_array_equal(last, one_by_one(model, OTHER[:20])[19:20])
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -1e4])

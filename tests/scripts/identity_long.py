@@ -1,6 +1,7 @@
 """Every drafter x greedy, exact at T 0.7 and 1.3 x base, repetition penalty 1.5, JSON grammar, against plain decoding.
 
     python tests/scripts/identity_long.py MODEL.gguf [--draft DRAFT.gguf] [--least 1000] [--threads 2] [--only ngram-mod,...]
+                                          [--backend cpu:avx2]
     python tests/scripts/identity_long.py MODEL.gguf --eagle3 E.gguf --dflash F.gguf --dspark S.gguf --only draft-dspark,...
     python tests/scripts/identity_long.py --tiny
 
@@ -50,17 +51,17 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def subject_of(path: Path, threads: int, n_ctx: int) -> tuple[Subject, GgufFile]:
+def subject_of(path: Path, threads: int, backend: str, n_ctx: int) -> tuple[Subject, GgufFile]:
     g = open_gguf(path)
     tokenizer = load_tokenizer(g)
-    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads))
+    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads, kernels=backend))
     compiler = GrammarCompiler(tokenizer)
     grammar = compiler.compile("json_schema", SCHEMA)
     words = list(dict.fromkeys(token for word in WORDS.split() for token in tokenizer.encode(f" {word}")[:1]))
     if len(words) < 4:  # a vocabulary of bytes
         words = tokenizer.encode("abcde")
     text = tokenizer.encode(own_text())
-    return Subject(path.stem, engine, words[:5], text, grammar.schedule), g
+    return Subject(f"{path.stem} on {engine.kernels.name}", engine, words[:5], text, grammar.schedule), g
 
 
 def config_of(types: tuple[str, ...], files: Mapping[str, Path]) -> SpecConfig:
@@ -80,7 +81,7 @@ def config_of(types: tuple[str, ...], files: Mapping[str, Path]) -> SpecConfig:
 
 def check(path: Path, files: Mapping[str, Path], args: argparse.Namespace) -> int:
     """The runs of one model; gives the number of runs with too few proposals."""
-    subject, g = subject_of(path, args.threads, n_ctx=512)
+    subject, g = subject_of(path, args.threads, args.backend, n_ctx=512)
     plain = Plain(subject, args.episode)
     opened: dict[str, Drafters] = {}
     n_short = n_tokens = 0
@@ -155,6 +156,7 @@ def main() -> int:
     parser.add_argument("--episode", type=int, default=160)
     parser.add_argument("--most-episodes", type=int, default=400)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--backend", default="auto", help="auto, or a path of this processor: cpu:avx512, cpu:avx2, cpu:plain")
     parser.add_argument("--only", default="")
     parser.add_argument("--variations", default=",".join(VARIATIONS))
     parser.add_argument("--skip", type=int, default=0)
