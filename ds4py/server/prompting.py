@@ -190,7 +190,8 @@ class Prompting:
         if asked.grammar is None and not must_call:
             return None
         allowed = [tool for tool in tools if not asked.choice.names or tool["function"]["name"] in asked.choice.names]
-        calls = self.chat.call_syntax.grammar(allowed, asked.choice.parallel, self.tokenizer.vocab.markers)
+        several = asked.choice.parallel and not (must_call and len(asked.choice.names) == 1)  # who names one tool wants one call
+        calls = self.chat.call_syntax.grammar(allowed, several, self.tokenizer.vocab.markers)
         if must_call or asked.grammar is None:
             return self._compiled("lark", calls)
         kind, source = asked.grammar

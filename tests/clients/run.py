@@ -2,6 +2,7 @@
 
     python tests/clients/run.py [NAME ...]        # all that are installed; those that are not are named
     python tests/clients/run.py --programs DIR    # Codex, Claude Code and opencode from DIR/node_modules/.bin (see programs.py)
+    python tests/clients/run.py --model FILE      # openai and anthropic against ds4-server on a real model (see real_model.py)
 
 Exit code 0 if nothing failed. Clients that would look for updates or send traces are told not to.
 """
@@ -34,8 +35,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *CLIENTS], default=[])
     parser.add_argument("--programs", type=Path, help="folder with node_modules")
+    parser.add_argument("--model", type=Path, help="a GGUF file")
+    parser.add_argument("--options", default="", help="more of ds4-server's options, with --model")
     asked = parser.parse_args()
     os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", OPENAI_API_KEY="x", OPENAI_AGENTS_DISABLE_TRACING="1")
+    if asked.model is not None:
+        import real_model
+
+        return min(real_model.run(asked.model, asked.options.split()), 1)
     if asked.programs is not None:
         import programs
 

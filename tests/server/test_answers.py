@@ -247,6 +247,8 @@ def test_grammars_hold_and_thinking_gives_way(server: Scripted) -> None:
     (call,) = forced["message"]["tool_calls"]
     assert call["function"]["name"] == "g"
     # where a grammar leaves no choice, a mask offers the tokens that the text would be cut into: here, single characters
+    named = chat(server, "spelled", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}})
+    assert calls(named) == [("f", {"a": "x"})]  # one tool, one call
     any_of_them = chat(server, "spelled", tools=TOOLS, tool_choice="required")
     assert [name for name, _ in calls(any_of_them)] == ["f", "g"]
 
