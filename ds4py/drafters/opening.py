@@ -62,6 +62,11 @@ class Drafters:
         priced = zip(self.types, self.prices, strict=False)
         return {name: price for name, price in priced if judged and name in self.hopeless}
 
+    def in_vain(self) -> Price | None:
+        """Of the cheapest type, if every type that runs is a hopeless one."""
+        hopeless = self.types and self.hopeless.issuperset(self.types)
+        return min(self.prices, key=lambda price: price.of(1)) if hopeless else None
+
     def price(self) -> Price:
         """Of the dearest type that is asked where only counts may decide."""
         dear = self.too_dear()

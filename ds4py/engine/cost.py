@@ -21,6 +21,10 @@ loses the first four drafts, which measure, and at most 1 % of the time after th
 may be spent on watching for the next such passage; and a drafter whose probe costs c passes is asked again every 100 c passes
 at the latest.
 
+A drafter of which the files say that no acceptance pays for it (drafters/price.py) is not given the first four drafts: it starts
+as one that was given up, at the price that the files tell, until a probe has measured it. In an answer of 64 tokens they would
+cost a sixth of the speed, and the prompt that it has to read before the first of them comes on top.
+
 The first time a count is met includes compiling or recording for it, so a measurement counts only from the second one on. A
 proposal that had to catch up with passes without drafts says nothing about a proposal's cost while drafting goes on, but it tells
 what probes will cost (`CatchingUp`), and the account pays for it. A drafter that bounds what coming back takes (draft_simple.py)
@@ -40,6 +44,7 @@ from typing import Final
 
 import numpy as np
 
+from ds4py.drafters.price import Price
 from ds4py.engine.noise import F64
 from ds4py.protocols import I64, Pass
 
@@ -153,6 +158,10 @@ class CatchingUp:
         self.limit = _FIRST_LIMIT  # tokens
         self._seconds = 0.0  # of a token
 
+    def expect(self, seconds: float) -> None:
+        """What a token is said to take, as long as none was measured."""
+        self._seconds = seconds
+
     def learn(self, n_missed: int, lag: int, seconds: float) -> None:
         """After n_missed passes without a draft, `lag` tokens took `seconds`."""
         self._seconds += (seconds / lag - self._seconds) * (0.5 if self._seconds else 1.0)
@@ -169,9 +178,10 @@ class CostAware:
 
     tail = 0
 
-    def __init__(self, n_max: int, n_min: int = 0) -> None:
-        """Depths are 0 or n_min .. n_max."""
+    def __init__(self, n_max: int, n_min: int = 0, dear: Price | None = None) -> None:
+        """Depths are 0 or n_min .. n_max. `dear`: what a drafter costs of which the files say that it never pays."""
         self._n_max, self._n_min = n_max, max(1, n_min)
+        self._dear = dear
         self._verify, self._draft = Curve(_ROW_GUESS), Curve(0.0)
         self._right, self._offered = Chances(max(n_max, 1), _PRIOR), Chances(max(n_max, 1), 1.0)
         self._n_passes = 0
@@ -220,14 +230,19 @@ class CostAware:
         """What plain decoding costs now, and what a probe would lose against it."""
         rows, _ = self._others
         plain, probe = self._verify.at(np.array([rows + 1, rows + 1 + self._n_min])).tolist()
-        self._plain, self._probe = plain, probe - plain + float(self._draft.at(np.array([self._n_min]))[0])
+        draft = float(self._draft.at(np.array([self._n_min]))[0])
+        if self._dear and not self._draft.known:
+            draft = (self._dear.of(self._n_min) - self._dear.row * self._n_min) * plain
+            if not self._n_drafts:
+                self._back.expect(self._dear.token * self._dear.row * plain)
+        self._plain, self._probe = plain, probe - plain + draft
 
     def _settle(self, done: Pass) -> None:
         """Pay into the account, and take out what a pass with a draft lost."""
         seconds = done.draft_seconds + done.verify_seconds
         self._balance += _SHARE * seconds
         self._n_drafts += done.drafted > 0
-        if done.asked and self._n_drafts > _FREE_DRAFTS:
+        if done.asked and (self._n_drafts > _FREE_DRAFTS or self._dear):
             company = done.n_sessions - 1
             self._balance -= seconds - self._plain * (company + done.committed) / (company + 1)
         self._balance = min(self._balance, _CREDIT * self._probe)
@@ -255,11 +270,14 @@ class CostAware:
         if self._n_passes < _PLAIN_PASSES or not self._verify.known:
             return 0
         if not self._draft.known:
+            if self._dear:
+                self._on = False
+                return self._hold()
             return min(max(_FIRST_DEPTH, self._n_min), self._n_max)
         rates = self.rates()
         best = self._n_min + int(rates[self._n_min :].argmax())
         if rates[best] <= rates[0] * (1 / _LEAD if self._on else _RETURN):
-            if self._n_drafts < _FREE_DRAFTS:
+            if self._n_drafts < _FREE_DRAFTS and not self._dear:
                 return self._n_min
             self._on = False
             return self._hold()

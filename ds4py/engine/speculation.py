@@ -7,6 +7,7 @@ it cannot, everything that saves time is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -62,18 +63,35 @@ def line(drafters: Drafters, options: SessionOptions | None = None) -> str:
     else:
         how = f"{cold}, {'exact' if options.params.temperature > 0 else 'greedy'}"
     streak = f", one draft left out after {config.skip_streak} in a row without an accepted token" if config.skip_streak else ""
-    may_count = is_opportunistic(options, config) if options is not None else config.accept == "opportunistic"
-    return f"{drafters.line}, {how}{streak}{_left_out(drafters) if may_count else ''}"
+    return f"{drafters.line}, {how}{streak}{_dearness(drafters, options)}"
+
+
+def _dearness(drafters: Drafters, options: SessionOptions | None) -> str:
+    """What is done about types that no acceptance could pay for."""
+    config, said = drafters.config, ""
+    decide = config.accept == "opportunistic" if options is None else is_opportunistic(options, config)
+    if decide:
+        said = _left_out(drafters)
+    if (options is None or not decide) and config.depth == "cost" and drafters.in_vain():
+        where = " at temperature 0" if options is None and decide else ""
+        said += f"; no acceptance could pay for a token at {_shares(drafters)}, so it is asked but seldom{where}"
+    return said
+
+
+def _shares(drafters: Drafters, names: Collection[str] | None = None) -> str:
+    """What a token of each type costs, of those `names` or all."""
+    priced = zip(drafters.types, drafters.prices, strict=False)
+    shares = [f"{price.of(1) - price.row:.2f}" for name, price in priced if names is None or name in names]
+    return f"{' and '.join(shares)} of the model's cost"
 
 
 def _left_out(drafters: Drafters) -> str:
     """Which types are not asked where only counts may decide, and what to do about it."""
     dear = drafters.too_dear()
-    names = [f"{name} (a token costs {price.of(1) - price.row:.2f} of the model's)" for name, price in dear.items()]
-    if not names:
+    if not dear:
         return ""
     why = "as no acceptance could pay for it; --mtp-exact-sampling measures instead, --spec-depth adaptive uses it all the same"
-    return f"; above temperature 0 without {' and '.join(names)}, {why}"
+    return f"; above temperature 0 without {' and '.join(dear)} (a token at {_shares(drafters, dear)}), {why}"
 
 
 _DEPTHS: Final = MappingProxyType(
@@ -98,5 +116,5 @@ def _depth(drafters: Drafters, opportunistic: bool) -> DepthPolicy:
     elif kind == "ds4":
         policy = Ds4Depth(n_max)
     else:
-        policy = CostAware(n_max, drafters.n_min)
+        policy = CostAware(n_max, drafters.n_min, drafters.in_vain())
     return SkipStreak(policy, config.skip_streak) if config.skip_streak else policy

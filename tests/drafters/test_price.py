@@ -12,6 +12,7 @@ from tiny_models import tiny_gguf
 from ds4py.drafters import Drafters, SpecConfig, open_drafters
 from ds4py.drafters.price import ROW, Price, block_price, model_price, read_bytes, row_price
 from ds4py.engine import Engine, SessionOptions
+from ds4py.engine.cost import CostAware
 from ds4py.engine.depth import Adaptive
 from ds4py.engine.speculation import line, speculating, target_of
 from ds4py.gguf import open_gguf
@@ -78,14 +79,19 @@ def test_a_draft_model_as_dear_as_the_target_is_not_asked_where_the_clock_may_no
     assert speculating(HOT, plain) == HOT and speculating(COLD, plain).drafter is not None
     for options in (HOT, None):
         said = line(plain, options)
-        assert "above temperature 0 without draft-simple (a token costs 1.00 of the model's)" in said and "\n" not in said
+        assert "above temperature 0 without draft-simple (a token at 1.00 of the model's cost)" in said and "\n" not in said
         assert "--mtp-exact-sampling" in said and "--spec-depth adaptive" in said
     for quiet in (line(plain, COLD), line(opened(accept="exact"), HOT), line(opened(depth="fixed"), HOT)):
         assert "without draft-simple" not in quiet
+    seldom = "; no acceptance could pay for a token at 1.00 of the model's cost, so it is asked but seldom"
+    assert line(plain, COLD).endswith(seldom) and line(plain).endswith(f"{seldom} at temperature 0")
+    assert line(opened(accept="exact")).endswith(seldom) and "seldom" not in line(opened(depth="fixed"))
+    assert isinstance(speculating(COLD, plain).depth, CostAware)
     for asked in (opened(accept="exact"), opened(depth="fixed"), opened(depth="adaptive"), opened(depth="ds4")):
         assert speculating(HOT, asked).drafter is not None
     chained = opened(types=("ngram-simple", "draft-simple"))
     assert type(chained.new(True)).__name__ == "NgramSimple" and chained.price() == Price(), "n-grams go on without it"
+    assert plain.in_vain() == Price(token=1.0) and chained.in_vain() is None
 
 
 def test_the_price_reaches_the_policy(tiny_engine: Callable[..., Engine], tiny_file: Callable[..., Path]) -> None:

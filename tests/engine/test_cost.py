@@ -11,6 +11,7 @@ import pytest
 from scripted_drafters import Scripted, always_wrong, right_with
 from toy_model import toy_engine
 
+from ds4py.drafters.price import Price
 from ds4py.engine import SessionOptions
 from ds4py.engine.cost import CatchingUp, Chances, CostAware, Curve
 from ds4py.protocols import Draft, Pass, SamplingParams
@@ -133,6 +134,30 @@ def test_giving_up_is_not_for_good(slope: float, draft_seconds: float, reads: fl
     gain = max(world.rate(depth) for depth in range(9)) / world.rate(0)
     print(f"slope {slope}, draft {draft_seconds}, reading {reads}: asked {len(asked)} times; gain {gain:.2f}, back after {after}")
     assert after is not None and after < 1000 if gain > 1.05 else after is None or not policy.drafting
+
+
+DEAR = Price(token=0.93)
+
+
+@pytest.mark.parametrize("right", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("n", [64, 400, 2000])
+def test_a_drafter_that_can_never_pay_costs_short_answers_nothing(right: float, n: int) -> None:
+    """64 tokens took a fifth longer: four drafts that measured what the file tells, and each token at nearly the price of one of
+    the target's own."""
+    world = World(linear(1 / 6), lambda k: 0.0093 * k, right, reads=0.0016)
+    _, seconds, tokens, _ = world.run(CostAware(3, 0, DEAR), n)
+    assert tokens / seconds > 0.97 * world.rate(0) / (1 + world.jitter)
+    if right < 0.9:
+        _, seconds, tokens, _ = world.run(CostAware(3), 64)
+        assert tokens / seconds < 0.9 * world.rate(0)
+
+
+def test_a_file_that_lies_about_its_price_is_found_out() -> None:
+    """It is said to be dear and is not, as a draft model on processors of its own may be: probes measure it, and it drafts."""
+    world = World(linear(1 / 6), lambda k: 0.0005 * k, 0.9, reads=0.0001)
+    policy = CostAware(3, 0, DEAR)
+    world.run(policy, 1500)
+    assert policy.drafting
 
 
 def test_a_right_probe_is_followed_by_others_until_two_are_wrong() -> None:
