@@ -5,8 +5,8 @@ template cannot write, a prompt that does not fit the context (with both numbers
 runs beside the engine's thread and touches nothing of it.
 
 A grammar and thinking: where the prompt leaves the model inside its reasoning, the grammar begins behind the closing tag; where
-the model would have to open it itself, it is told not to think, since no mask could know whether it will. A grammar of the answer
-and tools that may be called: either of the two is held.
+the model would have to open it itself, that is done for it if the request asks for thinking, and else it is told not to think,
+since no mask could know whether it will. A grammar of the answer and tools that may be called: either of the two is held.
 
 A conversation that ends with words of the assistant is continued where they end, without thinking, as Anthropic's API and
 llama.cpp do it.
@@ -161,6 +161,9 @@ class Prompting:
         inside, after = self.chat.opens_thinking(text), None
         if grammar is not None and self.chat.think_tags is not None:
             closing = self.tokenizer.encode(self.chat.think_tags.close, special=True)
+            if not inside and asked.think is True and len(closing) == 1 and not _continues(asked):
+                text = self._opened(text)
+                inside = True
             if inside and len(closing) == 1:
                 after = closing[0]
             elif think is not False:
@@ -170,10 +173,9 @@ class Prompting:
         return replace(made, ids=ids, text=text, inside_thinking=inside, tools=(*tools, *found), grammar=grammar, after=after)
 
     def _render(self, asked: Asked, tools: Sequence[Mapping[str, Any]], think: bool | None) -> PromptText:
-        last = asked.messages[-1]
-        if len(asked.messages) > 1 and last.role == "assistant" and last.content and not last.tool_calls:
+        if _continues(asked):
             before = self._render(replace(asked, messages=asked.messages[:-1]), tools, False)
-            return PromptText(merged((*before.segments, (last.content, False))))
+            return PromptText(merged((*before.segments, (asked.messages[-1].content, False))))
         messages = [self.replays.put_back(message) for message in asked.messages]
         if self.defaults.move_dates:
             messages = list(settled(messages))
@@ -182,6 +184,13 @@ class Prompting:
         return render_fitting(
             lambda shape: self.chat.render(shape, tools=tools, think=think, effort=effort, response_schema=schema), messages
         )
+
+    def _opened(self, text: PromptText) -> PromptText:
+        """`text` with the reasoning opened behind it."""
+        tags = self.chat.think_tags
+        assert tags is not None
+        opening = tags.open, tags.open in self.tokenizer.vocab.markers
+        return PromptText(merged((*text.segments, opening, ("\n" if tags.trims else "", False))))
 
     def _grammar(self, asked: Asked, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:
         must_call = asked.choice.mode == "required"
@@ -240,6 +249,12 @@ class Prompting:
             seed=prompt.seed,
             stop_ids=self.chat.stop_ids if prompt.asked.prompt is None else self.tokenizer.stop_ids,
         )
+
+
+def _continues(asked: Asked) -> bool:
+    """Whether the conversation ends with words of the assistant, which are to be continued."""
+    last = asked.messages[-1]
+    return len(asked.messages) > 1 and last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 def _schema_of(asked: Asked) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import api_accumulate
 import pytest
-from scripted_server import TOOLS, Scripted, calls_of, chat_body, copying, events_of, reply, serving
+from scripted_server import TOOLS, Scripted, calls_of, chat_body, copying, events_of, plain, reply, serving
 
 from ds4py.engine import SessionOptions
 from ds4py.engine.accept import Opportunistic
@@ -293,6 +293,19 @@ def test_a_format_of_the_answer_leaves_tools_callable(server: Scripted) -> None:
     bad = {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}
     said = server.ask("/v1/chat/completions", chat_body(tools=TOOLS, response_format=bad)).json["error"]["message"]
     assert "JSON schema" in said
+
+
+@pytest.mark.parametrize("fields", [{"think": True}, {"thinking": {"type": "enabled", "budget_tokens": 9}}])
+def test_a_format_holds_behind_thinking_that_was_asked_for(server: Scripted, fields: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    for equip in (plain, copying()):
+        script = {"replies": [reply("pl", "an", "</think>", *'{"n": 5}')]}
+        with serving(script, equip=equip) as thinking:
+            choice = chat_of(thinking, "x", response_format=form, **fields)
+            assert thinking.prompts[-1].endswith("assistant\n<think>\n")
+            assert choice["message"]["reasoning_content"] == "plan" and json.loads(choice["message"]["content"]) == {"n": 5}
+            must = chat_of(thinking, "x", tools=TOOLS, tool_choice="required", max_tokens=60, **fields)["message"]
+            assert must["reasoning_content"] == "plan" and must["tool_calls"]
 
 
 def everything(server: Scripted, temperature: float) -> list[Any]:
