@@ -79,7 +79,7 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     model = tiny_gguf("llama", tmp_path / "tiny.gguf", max_position_embeddings=4096)
     files = {name: tmp_path / f"bench.{name}" for name in ("csv", "json", "plot")}
     argv = ["-m", str(model), "-t", "1", "--spec", "ngram-map-k,draft-simple", "-md", str(model)]
-    argv += ["--spec-ngram-map-k-size-n", "2", "--gen-tokens", "12", "--rounds", "1"]
+    argv += ["--spec-ngram-map-k-size-n", "2", "--gen-tokens", "12", "--rounds", "1", "--spec-depth", "fixed"]
     argv += [word for name, path in files.items() for word in (f"--{name}", str(path))]
     assert main(argv) == 0
     out = capsys.readouterr().out
