@@ -27,7 +27,7 @@ from ds4py.cli.streaming import streaming_of
 from ds4py.cli.terminal import open_terminal
 from ds4py.drafters import Drafters, SpecConfig, open_drafters
 from ds4py.engine import Engine, EngineOptions, Session, SessionOptions
-from ds4py.engine.speculation import speculating, target_of
+from ds4py.engine.speculation import line, speculating, target_of
 from ds4py.engine.statistics import acceptance_rate, accepted_by_position, telemetry, tokens_per_pass
 from ds4py.errors import UsageError
 from ds4py.gguf import GgufFile
@@ -171,6 +171,8 @@ def spec_bench(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
     bench = Bench(g, tokenizer, engine, n_gen)
     names = ["+".join(config.types) for config in configs]
     print(f"{COMMAND}: {', '.join(names)} against plain decoding, {rounds} rounds of {n_gen} tokens", file=sys.stderr)
+    for config in configs:
+        print(f"{COMMAND}: {line(bench.drafters(config))}", file=sys.stderr)
     cells = list(measure(bench, dict(zip(names, configs, strict=True)), rounds))
     print("\n".join(table(cells)))
     exact = configs[0].accept == "exact"

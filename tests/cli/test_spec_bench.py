@@ -82,7 +82,8 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     argv += ["--spec-ngram-map-k-size-n", "2", "--gen-tokens", "12", "--rounds", "1", "--spec-depth", "fixed"]
     argv += [word for name, path in files.items() for word in (f"--{name}", str(path))]
     assert main(argv) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "ds4-bench: speculation: ngram-map-k 2/48, up to 48 tokens ahead" in err and "draft-simple with tiny.gguf" in err
     assert out.count("| code edit") == 4 and out.count("| story") == 4 and "drafts may decide the text" in out
     rows = list(csv.DictReader(files["csv"].open()))
     cells = json.loads(files["json"].read_text())["cells"]

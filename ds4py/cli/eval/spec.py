@@ -29,6 +29,7 @@ from ds4py.cli.parsing import Values
 from ds4py.cli.speculating import rows_needed
 from ds4py.cli.terminal import Terminal, open_terminal
 from ds4py.engine import Engine, EngineOptions
+from ds4py.engine.speculation import line
 from ds4py.errors import Ds4Error
 from ds4py.gguf import GgufFile
 from ds4py.tokenizer import Tokenizer
@@ -57,6 +58,8 @@ def spec_eval(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
     bench = Bench(g, tokenizer, chat, Engine.open(g, options), n_gen)
     names = ", ".join(one.name for one in measured)
     log.say(f"{COMMAND}: {names} against plain decoding: {len(prompts)} prompts, {n_rounds} rounds, up to {n_gen} tokens each")
+    for one in measured:
+        log.say(f"{COMMAND}: {line(bench.drafters(one))}")
     rounds = list(play(bench, measured, prompts, temps, n_rounds, values.integer("seed"), log))
     found, asked = list(cells(rounds)), costs(bench, measured, rounds, prompts)
     print("\n".join(report(found, asked, measured, rounds)))
@@ -127,8 +130,8 @@ def report(found: Sequence[Cell], asked: Sequence[Need], measured: Sequence[Cont
         yield f"Acceptance of each guess, given those before it, that pays here (break-even, and {FAST} x):"
     coldest = min(one.temperature for one in found)
     whole = [cell for cell in found if cell.temperature == coldest and cell.category in (EVERY, found[0].category)]
-    for line in sentences(asked, {cell.drafter: cell.tokens_per_pass for cell in whole if cell.drafted}):
-        yield f"  {line}"
+    for sentence in sentences(asked, {cell.drafter: cell.tokens_per_pass for cell in whole if cell.drafted}):
+        yield f"  {sentence}"
 
 
 def write(values: Values, found: Sequence[Cell], asked: Sequence[Need], rounds: Sequence[Round], g: GgufFile) -> None:
