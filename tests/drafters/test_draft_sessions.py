@@ -22,8 +22,9 @@ from ds4py.drafters import NgramSizes, SpecConfig, open_drafters
 from ds4py.drafters.chain import Chain
 from ds4py.drafters.ngram_simple import NgramSimple
 from ds4py.engine import Engine, EngineOptions, FixedDepth, Session, SessionOptions, step
+from ds4py.engine.scoring import scored_generation
 from ds4py.engine.speculation import target_of
-from ds4py.errors import FormatError
+from ds4py.errors import FormatError, UsageError
 from ds4py.gguf import open_gguf
 from ds4py.protocols import F32, SamplingParams
 
@@ -250,6 +251,21 @@ def test_an_interrupted_draft_costs_nothing_but_the_draft(form: str, opened: Mak
         assert session.tokens == plain
         assert_proposes_like_fresh(engine, session, options)
     assert n_interrupted >= 5
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_edges_of_a_text(form: str, opened: Make) -> None:
+    """Prompts of one and two tokens, an answer of one, an empty prompt, and log-probabilities of drafted tokens."""
+    engine, options = opened(form)
+    for prompt in (LONG[:1], LONG[:2], LONG[:9]):
+        session, plain = engine.session(options()), engine.session(OPTIONS)
+        with pytest.raises(UsageError, match="the prompt is empty"):
+            session.sync([])
+        assert answer(session, prompt, 1) == answer(plain, prompt, 1)
+        assert session.stats.draft_calls == 0
+        scores = [list(scored_generation(one, 40, 3)) for one in (session, plain)]
+        assert scores[0] == scores[1] and session.tokens == plain.tokens
+        assert session.stats.drafted > 20
 
 
 @pytest.mark.parametrize("form", KINDS)

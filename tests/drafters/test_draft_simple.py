@@ -19,8 +19,9 @@ from ds4py.drafters.draft_simple import DraftSimple
 from ds4py.drafters.vocabulary import check_vocabulary
 from ds4py.drafters.warmth import LEVELS, Warmth
 from ds4py.engine import Engine, FixedDepth, Penalties, Session, SessionOptions, step
+from ds4py.engine.scoring import scored_generation
 from ds4py.engine.speculation import speculating, target_of
-from ds4py.errors import FormatError, UnsupportedError
+from ds4py.errors import FormatError, UnsupportedError, UsageError
 from ds4py.gguf import NewTensor, open_gguf, write_gguf
 from ds4py.protocols import F32, SamplingParams, Span
 
@@ -315,6 +316,21 @@ def test_an_interrupted_draft_forward_is_forgotten(
             n_stops += 1
     assert n_stops > 5 and session.stats.accepted > 10
     assert session.tokens == plain[0].tokens
+
+
+def test_edges_of_a_text(tiny_engine: Callable[..., Engine], tiny_file: Callable[..., Path]) -> None:
+    """Prompts of one and two tokens, an answer of one, an empty prompt, and log-probabilities of drafted tokens."""
+    engine, drafters = tiny_engine(), exact(tiny_engine(), tiny_file(noise=0.04))
+    for prompt in (PROMPT[:1], PROMPT[:2]):
+        session, plain = engine.session(speculating(SETTINGS["1.3"], drafters)), engine.session(SETTINGS["1.3"])
+        for one in (session, plain):
+            with pytest.raises(UsageError, match="the prompt is empty"):
+                one.sync([])
+            one.sync(prompt)
+            assert sum(len(done.tokens) for done in one.generate(1)) == 1
+        assert session.stats.draft_calls == 0
+        assert list(scored_generation(session, 40, 3)) == list(scored_generation(plain, 40, 3))
+        assert session.tokens == plain.tokens and session.stats.drafted > 20
 
 
 # --- saved sessions ----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from toy_model import ToyModel, toy_engine
 from ds4py.drafters import NgramSizes
 from ds4py.drafters.chain import Chain
 from ds4py.drafters.ngram_simple import NgramSimple
-from ds4py.engine import Engine, FixedDepth, Session, SessionOptions, step
+from ds4py.engine import Engine, FixedDepth, Penalties, Session, SessionOptions, step
 from ds4py.engine.cost import CostAware
+from ds4py.engine.schedule import FixedSchedule
 from ds4py.protocols import Draft, Out, SamplerView, SamplingParams, Span
 from ds4py.state import State
 
@@ -153,3 +154,61 @@ def test_a_correction_is_not_an_accepted_draft() -> None:
     for done in session.generate(60):
         assert len(done.tokens) == len(done.rows) == done.accepted + 1
     assert session.stats.accepted + session.stats.passes == 60 and session.stats.drafted > session.stats.accepted > 10
+
+
+@pytest.mark.parametrize("which", range(1, 8))
+def test_nothing_is_evaluated_after_the_end(which: int) -> None:
+    """An answer that ended inside a block was followed by reading the whole prompt again."""
+    engine = toy_engine()
+    text = plain(engine, 40).tokens
+    stop = frozenset([text[len(PROMPT) + which]])
+    session = engine.session(replace(OPTIONS, stop_ids=stop, drafter=Scripted(text, always_right), depth=FixedDepth(8)))
+    session.sync(PROMPT)
+    before = engine.model.n_rows  # type: ignore[attr-defined]
+    for _ in session.generate(40):
+        pass
+    after = engine.model.n_rows  # type: ignore[attr-defined]
+    assert session.finish == "stop" and after - before == session.stats.rows
+    session.settle()
+    session.sync(session.tokens)
+    assert engine.model.n_rows == after, "the next turn finds all of it there"  # type: ignore[attr-defined]
+
+
+class Flip(FixedSchedule):
+    """Greedy before a position, hot from there on: as where tool syntax begins or ends."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(SamplingParams(0), Penalties(), {}, 48)
+        self.at = at
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(0 if self.pos < self.at else 1.3)
+
+
+@pytest.mark.parametrize("at", range(len(PROMPT) + 8, len(PROMPT) + 16))
+def test_settings_that_change_at_any_row_of_a_block_cost_no_evaluation(at: int) -> None:
+    """It was answered by a replay of the block, or of the whole text where no copy of the state fitted."""
+    engine = toy_engine()
+    text = plain(engine, 40, replace(OPTIONS, schedule=Flip(at)))
+    assert text.tokens != plain(engine, 40, replace(OPTIONS, schedule=Flip(99))).tokens
+    drafting = replace(OPTIONS, schedule=Flip(at), drafter=Scripted(text.tokens, always_right), depth=FixedDepth(7))
+    session = engine.session(drafting)
+    session.sync(PROMPT)
+    before = engine.model.n_rows  # type: ignore[attr-defined]
+    for _ in session.generate(40):
+        pass
+    assert session.tokens == text.tokens and session.stats.passes == 5
+    assert engine.model.n_rows - before == 40 == session.stats.rows  # type: ignore[attr-defined]
+
+
+def test_a_rewind_into_a_block_finds_the_logits_of_its_place() -> None:
+    """They were those of the block's end."""
+    engine = toy_engine(window=8)
+    text = plain(engine, 40)
+    session = engine.session(replace(OPTIONS, drafter=Scripted(text.tokens, EveryLength(5)), depth=FixedDepth(5)))
+    answer(session, 40)
+    for n in (44, 43, 40, 39, 20, len(PROMPT)):
+        session.rewind(n)
+        fresh = engine.session(OPTIONS)
+        fresh.sync(text.tokens[:n])
+        assert np.array_equal(session.next_logits(), fresh.next_logits())
