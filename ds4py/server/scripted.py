@@ -6,7 +6,8 @@ strings and tool calls run as they always do, and only the logits are made up: a
 likeliest token by far. Prompts are read as single bytes, so a reply that comes back in a prompt is cut differently from how it
 was written, as with real models.
 
-The file is JSON: {"replies": [REPLY, ...], "template": JINJA (optional)}. A reply has "pieces", each a text, {"hex": "f09f"} for
+The file is JSON: {"replies": [REPLY, ...]}, and optionally "template", a chat template in Jinja, or "format": "deepseek4", for
+DeepSeek V4's own prompts and DSML calls. A reply has "pieces", each a text, {"hex": "f09f"} for
 bytes that are no whole characters, or {"text": ..., "delay": seconds}; and optionally
   "when"     it answers prompts that contain this text; without it, any
   "once"     it answers one prompt; the first reply that fits is taken, and the last one answers when none is left
@@ -29,6 +30,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ds4py.chat.formats import deepseek4
+from ds4py.chat.formats import deepseek4_text as words
+from ds4py.chat.formats.dsml import MARK
 from ds4py.engine import Engine
 from ds4py.errors import FormatError, ResourceError
 from ds4py.protocols import F32, I64, CacheView, Out, Span
@@ -37,6 +41,17 @@ from ds4py.tokenizer import Tokenizer, load_tokenizer
 from ds4py.tokenizer.bpe import byte_alphabet
 
 MARKERS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+# by format: the model's architecture, markers that are control tokens, the last of which ends a reply, and other markers
+_FORMATS: Final = MappingProxyType(
+    {
+        "chatml": ("scripted", MARKERS[:3], MARKERS[3:]),
+        "deepseek4": (
+            deepseek4.ARCHITECTURE,
+            (words.BOS, words.EOS),
+            (words.USER, words.ASSISTANT, words.THINK, words.END_THINK, MARK),
+        ),
+    }
+)
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 _SLICE: Final = 0.05  # seconds that a wait sleeps between looks at whether it is still wanted
 
@@ -138,14 +153,15 @@ class ScriptedModel:
     n_threads = 1
     n_layers = 0
 
-    def __init__(self, tokenizer: Tokenizer, n_ctx: int, max_rows: int = 64) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: int, n_ctx: int, max_rows: int = 64) -> None:
+        """`stop`: the token that ends a reply."""
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.n_ctx_train = n_ctx
         self.max_rows = max_rows
         self.n_rows = 0  # evaluated so far
         self._ids = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size))}
-        self._stop = tokenizer.vocab.markers["<|im_end|>"]
+        self._stop = stop
 
     def new_state(self, n_ctx: int, slack: int) -> ScriptedState:
         return ScriptedState(n_ctx)
@@ -200,11 +216,12 @@ class ScriptedModel:
 class Script:
     """An opened script: the file that formats read, an engine on it, and which reply is due."""
 
-    def __init__(self, path: str, replies: Sequence[ScriptedReply], template: str, n_ctx: int) -> None:
+    def __init__(self, path: str, replies: Sequence[ScriptedReply], template: str, n_ctx: int, form: str = "chatml") -> None:
+        """form: a key of _FORMATS; `template` is that of "chatml"."""
         self.replies = list(replies)
-        self.file = ScriptedFile(path, MappingProxyType(_metadata(replies, template)))
+        self.file = ScriptedFile(path, MappingProxyType(_metadata(replies, template, form)))
         self.tokenizer = load_tokenizer(self.file)
-        self.model = ScriptedModel(self.tokenizer, n_ctx)
+        self.model = ScriptedModel(self.tokenizer, int(self.file.kv["tokenizer.ggml.eos_token_id"]), n_ctx)
         self.engine = Engine(self.model, self.model, n_ctx)  # type: ignore[arg-type]  # it loads no weights and runs no graph
         self._used: set[int] = set()
 
@@ -235,8 +252,11 @@ def read_script(content: Any, name: str, n_ctx: int) -> Script:
     replies = content.get("replies") if isinstance(content, dict) else None
     if not isinstance(replies, list) or not replies:
         raise FormatError(f'{name}: a script is {{"replies": [...]}} with at least one reply')
+    form = content.get("format", "chatml")
+    if form not in _FORMATS:
+        raise FormatError(f"{name}: a script's format is {' or '.join(_FORMATS)}, not {form!r:.40}")
     template = content.get("template", TEMPLATE)
-    return Script(name, [_reply(item, f"{name}: replies[{i}]") for i, item in enumerate(replies)], str(template), n_ctx)
+    return Script(name, [_reply(item, f"{name}: replies[{i}]") for i, item in enumerate(replies)], str(template), n_ctx, form)
 
 
 def _reply(item: Any, where: str) -> ScriptedReply:
@@ -266,21 +286,23 @@ def _reply(item: Any, where: str) -> ScriptedReply:
     )
 
 
-def _metadata(replies: Sequence[ScriptedReply], template: str) -> dict[str, Any]:
+def _metadata(replies: Sequence[ScriptedReply], template: str, form: str) -> dict[str, Any]:
     """A byte-level vocabulary: the markers, every byte, and the pieces, which no text is ever cut into."""
+    architecture, control, others = _FORMATS[form]
     to_char = {byte: char for char, byte in byte_alphabet().items()}
-    singles = {bytes([byte]) for byte in range(256)} | {marker.encode() for marker in MARKERS}
+    singles = {bytes([byte]) for byte in range(256)} | {marker.encode() for marker in (*control, *others)}
     pieces = dict.fromkeys(piece for reply in replies for piece in reply.pieces if piece not in singles)
     spelled = ["".join(to_char[byte] for byte in piece) for piece in pieces]
-    kinds = [_CONTROL] * 3 + [_USER_DEFINED] * 4 + [_NORMAL] * (256 + len(spelled))
+    kinds = [_CONTROL] * len(control) + [_USER_DEFINED] * len(others) + [_NORMAL] * (256 + len(spelled))
     return {
+        "general.architecture": architecture,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": [*MARKERS, *(to_char[byte] for byte in range(256)), *spelled],
+        "tokenizer.ggml.tokens": [*control, *others, *(to_char[byte] for byte in range(256)), *spelled],
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": [],
-        "tokenizer.ggml.eos_token_id": MARKERS.index("<|im_end|>"),
-        "tokenizer.chat_template": template,
+        "tokenizer.ggml.eos_token_id": len(control) - 1,
+        **({"tokenizer.chat_template": template} if form == "chatml" else {}),
     }
 
 
