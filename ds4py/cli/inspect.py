@@ -20,6 +20,7 @@ from ds4py.chat.formats.deepseek4 import ARCHITECTURE, revision
 from ds4py.cli.advice import memory_gb
 from ds4py.cli.draftable import drafters_for, named, support_kind, vocabulary
 from ds4py.cli.terminal import Terminal
+from ds4py.cli.traffic import traffic
 from ds4py.engine import EngineOptions
 from ds4py.errors import Ds4Error
 from ds4py.gguf import GgufFile, Tensor
@@ -175,6 +176,10 @@ def _memory(g: GgufFile, n_ctx: int) -> Iterator[tuple[str, str]]:
         "keys and values",
         f"{size(n_cache)} at {n_ctx:,} positions ({n_cache / n_ctx / 1024:.1f} KiB each), taken as the context fills",
     )
+    one = traffic(g.tensors.values(), g.get("expert_used_count") or 0, tied="output.weight" not in g.tensors)
+    routed = f", {size(one.experts)} of them experts" if one.experts else ""
+    at = f"{1e3 * one.seconds(100e9):.3g} ms at 100 GB/s of memory, {1e3 * one.seconds(4e12):.3g} ms at 4 TB/s"
+    yield "read per token", f"{size(one.total)} of weights{routed}: no less than {at}"
     need, here = (g.nbytes + n_cache) * 1.1 / 1e9, memory_gb()
     verdict = "" if not here else ", it fits this machine" if need < here else ", more than this machine has"
     yield "together", f"about {need:.2f} GB of {here:.1f} GB{verdict}" if here else f"about {need:.2f} GB"
