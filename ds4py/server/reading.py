@@ -23,7 +23,7 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     **dict.fromkeys(("typical_p", "tfs_z", "length_penalty"), (1,)),
     **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "min_tokens", "n_probs"), (0,)),
     **dict.fromkeys(("ignore_eos", "use_beam_search", "include_stop_str_in_output", "echo"), (False,)),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "documents", "samplers"), ([], "")),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "documents"), ([], "")),
     **dict.fromkeys(("guided_choice", "guided_grammar", "structured_outputs", "chat_template"), ()),
     "top_n_sigma": (-1, 0),
 }

@@ -57,7 +57,7 @@ SAMPLING: list[Row] = [
     *[(name, value, f"{name} is not supported") for name, value in [
         ("typical_p", 0.9), ("tfs_z", 0.5), ("mirostat", 2), ("dynatemp_range", 0.5), ("xtc_probability", 0.1),
         ("dry_multiplier", 0.8), ("top_n_sigma", 1.0), ("min_tokens", 5), ("ignore_eos", True), ("n_probs", 3),
-        ("stop_token_ids", [5]), ("bad_words", ["x"]), ("use_beam_search", True), ("samplers", ["top_k"]),
+        ("stop_token_ids", [5]), ("bad_words", ["x"]), ("use_beam_search", True),
         ("guided_choice", ["a", "b"]), ("structured_outputs", {"choice": ["a"]}), ("chat_template", "{{ x }}"),
     ]],
     *[(name, value, QUIET) for name, value in [
@@ -67,6 +67,7 @@ SAMPLING: list[Row] = [
     ("stream", True, (of("stream"), True)),
     ("model", "x", (of("model"), "x")),
     ("wild", 1, TOLD),
+    ("samplers", "edkypmxt", TOLD),  # pages of llama.cpp send an order, and all of its samplers at values without effect
 ]  # fmt: skip
 THINKING: list[Row] = [
     ("thinking", {"type": "disabled"}, (of("think"), False)),
