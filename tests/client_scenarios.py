@@ -21,6 +21,8 @@ REPLIES: list[dict[str, Any]] = [
     reply("on ", "and ", endless=True, when="#length#"),
     reply("tick ", endless=True, delay=0.02, when="#slow#"),
     reply('{"city": ', '"Rome", ', '"degrees": ', "21}", when="#json#"),
+    reply(*calls_of(("note", '{"input": "a \\"b\\"\\n\\u00e9"}'), ("mcp__cal__create", '{"a": 2}')), when="#kinds#"),
+    reply("Look.", *calls_of(("add", '{"a": 2, "b": }')), when="#broken#"),
     reply("fine", when=""),
 ]
 SCRIPT = {"replies": REPLIES}

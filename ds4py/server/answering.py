@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ds4py.chat import Called, CallEnd, CallStart, Event, Stop, Text, collect
+from ds4py.chat import CallArguments, Called, CallEnd, CallStart, Event, Stop, Text, collect
 from ds4py.engine import Session, SessionOptions
 from ds4py.engine.statistics import timings
 from ds4py.server.jobs import Events, Job, Progress, Started
 from ds4py.server.prefixes import Taken
 from ds4py.server.prompting import Prompt, Prompting
 from ds4py.server.results import Ended, Usage
+from ds4py.server.sound_json import SoundJson
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Answer:
         self._reader = prompting.reader(prompt)
         self._count = _Count(drawn=first.generated if first else 0)
         self._keys: list[str] = []
+        self._json = SoundJson()  # of the call at hand
         self.prompt_seconds = self.seconds = 0.0
 
     def run(self) -> Ended:
@@ -193,7 +195,7 @@ class Answer:
     def _tell(self, events: list[Event]) -> None:
         """Give calls their ids, and hand on; a second call where one is allowed ends the reply before it."""
         told: list[Event] = []
-        for event in events:
+        for event in self._sound(events):
             if isinstance(event, CallStart):
                 if self._keys and not self._job.prompt.asked.choice.parallel:
                     told.append(Stop("stop", None, self._reader.pos))
@@ -203,6 +205,19 @@ class Answer:
                 event = replace(event, id=self._job.call_lead + self._keys[-1])
             told.append(event)
         self._hand_on(told)
+
+    def _sound(self, events: list[Event]) -> Iterator[Event]:
+        """`events` with arguments that strict parsers take."""
+        for event in events:
+            if isinstance(event, CallStart):
+                self._json = SoundJson()
+            text = self._json.feed(event.text) if isinstance(event, CallArguments) else ""
+            if isinstance(event, CallEnd) and (rest := self._json.end()):
+                yield CallArguments(event.index, rest)
+            if text:
+                yield CallArguments(event.index, text)  # type: ignore[union-attr]  # only arguments have text here
+            elif not isinstance(event, CallArguments):
+                yield event
 
     def _only_one(self, told: list[Event]) -> None:
         end = next(event.end for event in reversed([*self._count.events, *told]) if isinstance(event, CallEnd))

@@ -1,8 +1,9 @@
 """Anthropic's Messages: body to request, events to content blocks. Pure: no sockets, no clock, no engine.
 
 A reply is a list of blocks, thinking, text, tool_use, each opened, filled and closed before the next one, with indices that rise
-by one. `input_tokens` is what was read anew; what was cached is told beside it. The billing line that one client puts at the
-head of its system text, different each time, is set aside: it is addressed to a bill and not to a model.
+by one. In a stream arguments go out as far as they can become JSON: clients parse them as they come, and give up on the first
+character that cannot. `input_tokens` is what was read anew; what was cached is told beside it. The billing line that one client
+puts at the head of its system text, different each time, is set aside: it is addressed to a bill and not to a model.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text, ToolCall
+from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reasoning, Text, ToolCall, collect
 from ds4py.server.asked import Asked, Refusal, ToolChoice, bad
 from ds4py.server.fields import Fields
+from ds4py.server.json_prefix import JsonPrefix
 from ds4py.server.reading import budget, no_media, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
 from ds4py.server.tools import Notice, arguments_of, as_object, checked_choice, schema, tool_of
@@ -154,21 +156,20 @@ def usage(cost: Usage) -> dict[str, Any]:
 
 
 def whole(meta: Meta, events: Sequence[Event], ended: Ended) -> dict[str, Any]:
-    """The answer of a request that does not stream: the blocks of its stream, filled."""
+    """The answer of a request that does not stream: the blocks of its stream, filled, and arguments whole."""
+    calls = iter(collect(events).calls)
     content: list[dict[str, Any]] = []
     stream = Stream(meta)
     n_calls = sum(isinstance(event, CallStart) for event in events)
     for wire in [wire for event in events for wire in stream.feed(event)] + stream.end(ended):
         if wire.event == "content_block_start":
             content.append(dict(wire.data["content_block"]))
-            arguments = ""
         elif wire.event == "content_block_delta":
             delta = dict(wire.data["delta"])
-            arguments += delta.pop("partial_json", "")
-            del delta["type"]
-            content[-1] |= {name: content[-1][name] + text for name, text in delta.items()}
+            if delta.pop("type") != "input_json_delta":
+                content[-1] |= {name: content[-1][name] + text for name, text in delta.items()}
         elif wire.event == "content_block_stop" and content[-1]["type"] == "tool_use":
-            content[-1]["input"] = as_object(arguments)
+            content[-1]["input"] = as_object(next(calls).arguments)
     return {
         **_base(meta),
         "content": content,
@@ -186,6 +187,7 @@ class Stream:
         self._index = -1
         self._kind = ""  # of the open block
         self._n_calls = 0
+        self._json = JsonPrefix()  # of the open call's arguments
 
     def begin(self) -> list[Wire]:
         return []
@@ -204,10 +206,12 @@ class Stream:
                 return [*self._open("text", {"type": "text", "text": ""}), self._delta({"type": "text_delta", "text": text})]
             case CallStart(_, name, call_id):
                 self._n_calls += 1
+                self._json = JsonPrefix()
                 self_contained = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 return [*self._close(), *self._open("tool_use", self_contained)]
             case CallArguments(_, text):
-                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+                sound = self._json.feed(text)
+                return [self._delta({"type": "input_json_delta", "partial_json": sound})] if sound else []
             case CallEnd():
                 return self._close()
         return []

@@ -55,6 +55,16 @@ def test_thinking_and_two_tools_in_order(client: Any) -> None:
     assert final.stop_reason == "tool_use"
 
 
+def test_a_call_that_cannot_be_read_breaks_no_client(client: Any) -> None:
+    """The client parses arguments as they come, and raises on the first character that cannot stand there."""
+    with client.messages.stream(**asks("broken"), tools=TOOLS) as stream:
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == ["text", "tool_use", "text"] and final.stop_reason == "end_turn"
+    assert "add could not be read" in final.content[2].text and final.content[1].input == {"a": 2}
+    whole = client.messages.create(**asks("broken"), tools=TOOLS)
+    assert whole.content[1].input == {"_invalid_arguments": '{"a": 2, "b": }'}
+
+
 def test_a_turn_with_tools_goes_on(client: Any) -> None:
     first = client.messages.create(**asks("two"), tools=TOOLS)
     results = [{"type": "tool_result", "tool_use_id": block.id, "content": "ok"} for block in first.content[1:]]

@@ -119,6 +119,40 @@ def test_responses(client: Any) -> None:
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello, world!"
 
 
+def test_raw_text_and_namespaces(client: Any) -> None:
+    inner = {"type": "function", "name": "create", "parameters": NUMBERS, "strict": False}
+    space = {"type": "namespace", "name": "mcp__cal", "description": "A calendar.", "tools": [inner]}
+    asked: Any = {"model": "m", "input": "#kinds#", "tools": [{"type": "custom", "name": "note"}, space]}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.custom_tool_call_input.delta" in kinds and "response.custom_tool_call_input.done" in kinds
+    for output in (whole.output, final.output):
+        note, create = output
+        assert (note.type, note.name, note.input) == ("custom_tool_call", "note", 'a "b"\n\u00e9')
+        assert (create.type, create.namespace, create.name) == ("function_call", "mcp__cal", "create")
+    items: Any = [{"role": "user", "content": "#kinds#"}, *[item.model_dump(exclude_none=True) for item in final.output]]
+    items += [{"type": "custom_tool_call_output", "call_id": note.call_id, "output": "ok"}]
+    items += [{"type": "function_call_output", "call_id": create.call_id, "output": "ok"}]
+    assert client.responses.create(**{**asked, "input": items}).output_text == "It is sunny and five."
+    in_chat = client.chat.completions.create(
+        model="m", messages=asks("kinds"), tools=[{"type": "custom", "custom": {"name": "note"}}]
+    )
+    assert in_chat.choices[0].message.tool_calls[0].custom.input == 'a "b"\n\u00e9'
+
+
+def test_a_call_that_cannot_be_read_breaks_no_client(client: Any) -> None:
+    asked: Any = {"model": "m", "messages": asks("broken"), "tools": TOOLS}
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert text == whole.message.content and "add could not be read" in text
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason == "stop"
+    events = list(client.responses.create(model="m", input="#broken#", tools=FLAT, stream=True))
+    assert events[-1].type == "response.completed" and "could not be read" in events[-1].response.output_text
+
+
 def test_completions_and_models(client: Any) -> None:
     assert client.completions.create(model="m", prompt="#hello#").choices[0].text == "Hello, world!"
     streamed = client.completions.create(model="m", prompt="#hello#", stream=True)

@@ -39,6 +39,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "fail": reply("so", " far", fail=True),
     "spelled": reply(*[char for piece in [*TWO[:6], "\n", *TWO[6:]] for char in _chars(piece)]),
     "cut": reply(*calls_of(("f", '{"a": "x'))[:4]),
+    "slips": reply(*calls_of(("f", '{"a": "one\n\ttwo \\ud83d \\ud83d\\ude00 \\\\ud83d\\n"}'))),
     "json": reply(*'{"n": 5}'),
     "garbled": reply(*calls_of(("f", '{"a": x}'))),
     "one good": reply(*calls_of(("f", '{"a": x}')), "\n", *calls_of(("g", "{}"))),
@@ -192,7 +193,20 @@ def test_a_call_that_cannot_be_read_ends_in_words_and_not_as_a_call(
     assert in_chat["calls"][0]["arguments"] == arguments
     kinds = [block["type"] for block in in_messages["content"]]
     assert in_messages["stop_reason"] == "end_turn" and kinds == ["tool_use", "text"]
+    (sent,) = in_messages["content"][0]["input"].values()
+    assert arguments.startswith(sent)  # as far as it can become JSON
     assert api_accumulate.responses(in_responses)["output"][1]["type"] == "message"
+
+
+def test_slips_whose_meaning_is_plain_are_put_right(server: Scripted) -> None:
+    """Line breaks that stand in strings as they are, and halves of characters: strict parsers take neither (FC-37)."""
+    want = "one\n\ttwo \ufffd \U0001f600 \\ud83d\n"
+    assert calls(chat(server, "slips", tools=TOOLS)) == [("f", {"a": want})]
+    claude = chat_body("#slips#", tools=[{"name": "f"}])
+    assert server.ask("/v1/messages", claude).json["content"][0]["input"] == {"a": want}
+    wires = [Wire(*event) for event in events_of(server.ask("/v1/messages", {**claude, "stream": True}).body)]
+    made = api_accumulate.messages(wires)
+    assert made["content"][0]["input"] == {"a": want} and made["stop_reason"] == "tool_use"
 
 
 def test_a_call_that_can_be_read_is_made_whatever_stands_beside_it(server: Scripted) -> None:

@@ -89,6 +89,10 @@ def test_a_stream_adds_up_to_the_whole_answer(name: str, reply: str, stop: Stop)
     got = made_of(name, wires_of(api, events, ended))
     whole = json.loads(to_json(api.whole(META, events, ended)))
     if name in ("messages", "responses"):
+        if name == "messages" and reply == "unreadable":  # a stream gives only what strict parsers take
+            block, (in_whole,) = got["content"][0], whole["content"]
+            assert in_whole.pop("input") == {"_invalid_arguments": '{"a": b}'}
+            assert block.pop("input") == {"_invalid_arguments": '{"a": '}
         assert json.loads(to_json(got)) == whole
         return
     choice = whole["choices"][0]
