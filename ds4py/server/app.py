@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -32,6 +32,7 @@ from ds4py.server.guard import Access, Guard, error_response
 from ds4py.server.jobs import Job
 from ds4py.server.models import by_name, model_card, model_list, thinks_by_name
 from ds4py.server.notices import Notices
+from ds4py.server.prompting import Prompt
 from ds4py.server.results import Ended, Meta, Wire
 from ds4py.server.sse import to_json
 from ds4py.server.streaming import StreamAnswer, Translator, gathered
@@ -41,6 +42,9 @@ from ds4py.server.worker import Worker
 # What a response tells again of its request (Responses).
 _ECHO: Final = ("instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "temperature", "top_p", "text")
 _ECHO_MORE: Final = ("tool_choice", "tools", "metadata")
+
+# Prompts that are made at once: each thread more takes memory for good, and the interpreter from the engine.
+_PREPARING: Final = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class _Site:
 
     def __init__(self, worker: Worker, settings: Settings, log: Callable[[str], None]) -> None:
         self._worker, self._settings, self._log = worker, settings, log
+        self._preparing: CapacityLimiter | None = None  # it wants to be made in the loop
 
     def endpoint(self, api: Api) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Any:
@@ -107,7 +112,7 @@ class _Site:
         ignored: list[str] = []
         try:
             asked = by_name(api.parse(value, ignored.append), self._worker.served.name)
-            prompt = await run_in_threadpool(self._worker.served.prompting.prepare, asked)
+            prompt = await self._prepare(asked)
         except Refusal as refusal:
             self._worker.metrics.ended(api.name, "refused")
             self._log(f"{api.path}: {refusal.status}, {refusal}")
@@ -126,13 +131,19 @@ class _Site:
         found = await gathered(job, notices, request.receive, self._worker.cancel)
         return Response(status_code=499) if found is None else _json(api.whole(meta, *found))
 
+    async def _prepare(self, asked: Asked) -> Prompt:
+        """The prompt, made beside the event loop. Raises Refusal."""
+        if self._preparing is None:
+            self._preparing = CapacityLimiter(_PREPARING)
+        return await to_thread.run_sync(self._worker.served.prompting.prepare, asked, limiter=self._preparing)
+
     async def _body(self, request: Request) -> Any:
         return read_json(await read_body(request, self._settings.max_body_bytes, self._settings.patience_seconds))
 
     async def count_tokens(self, request: Request) -> Response:
         asked = by_name(messages.parse(await self._body(request), lambda word: None), self._worker.served.name)
         try:
-            n = len((await run_in_threadpool(self._worker.served.prompting.prepare, asked)).ids)
+            n = len((await self._prepare(asked)).ids)
         except Refusal as refusal:
             if "n_prompt_tokens" not in refusal.numbers:
                 raise

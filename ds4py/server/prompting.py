@@ -28,7 +28,7 @@ from ds4py.chat.formats.replay import merged
 from ds4py.chat.grammar import Grammar, GrammarCompiler
 from ds4py.chat.toolmode import ToolSchedule
 from ds4py.engine import FixedSchedule, Penalties, SessionOptions
-from ds4py.errors import Ds4Error, UnsupportedError
+from ds4py.errors import Ds4Error
 from ds4py.protocols import SamplingParams, SamplingSchedule
 from ds4py.server.asked import Asked, Refusal, bad
 from ds4py.server.replays import Replays
@@ -83,8 +83,6 @@ class Prompting:
         try:
             made = self._prepare(asked)
             FixedSchedule(made.params, made.penalties, asked.sampling.bias, self._vocab_size)  # what it refuses is refused now
-        except UnsupportedError as error:
-            raise Refusal(501, str(error)) from error
         except Ds4Error as error:
             raise bad(str(error)) from error
         n = len(made.ids)
