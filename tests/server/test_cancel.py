@@ -14,9 +14,10 @@ from ds4py.server.app import Settings
 
 SLOW = {
     "replies": [
-        reply("never", prefill=30.0, when="#prefill#"),
+        reply("never", prefill=3600.0, when="#prefill#"),
         reply("a", "b", endless=True, delay=0.02, when="#decode#"),
         reply(*calls_of(("f", '{"a": "x"}')), delay=0.05, when="#call#"),
+        reply("<tool_call>", *"          ", delay=0.5, endless=True, when="#held#"),
         reply("quick"),
     ]
 }
@@ -29,11 +30,9 @@ def server() -> Any:
         yield found
 
 
-def quick(server: Scripted) -> float:
-    """Seconds that a small request takes now."""
-    began = time.monotonic()
+def quick(server: Scripted) -> None:
+    """A small request is answered: it would time out behind one that nobody waits for."""
     assert server.ask("/v1/chat/completions", chat_body()).json["choices"][0]["message"]["content"] == "quick"
-    return time.monotonic() - began
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
@@ -46,8 +45,8 @@ def test_a_client_that_goes_away_frees_the_engine(server: Scripted, path: str, s
     server.until(lambda: server.running == 1)
     time.sleep(0.15)
     made.close()
-    assert server.until(lambda: server.running == 0) < 1.0
-    assert quick(server) < 2.0
+    server.until(lambda: server.running == 0)
+    quick(server)
     assert f'outcome="cancelled"}} {1}' in server.ask("/metrics").body.decode()
 
 
@@ -98,47 +97,36 @@ def test_a_full_queue_says_when_to_come_back() -> None:
                 found += made.recv(65536)
 
 
-def longest_gap(server: Scripted, path: str, body: dict[str, Any], seconds: float) -> tuple[float, bytes]:
-    """(longest silence within `seconds` of a stream, what came)."""
-    made = server.open(path, {**body, "stream": True})
-    made.settimeout(seconds)
-    began = last = time.monotonic()
-    gap, found = 0.0, b""
-    while time.monotonic() - began < seconds:
-        try:
+def heard(server: Scripted, path: str, body: dict[str, Any], enough: bytes, n: int) -> bytes:
+    """What came of a stream until `enough` had come n times; silence of 20 seconds fails."""
+    with server.open(path, {**body, "stream": True}) as made:
+        found = b""
+        while found.count(enough) < n:
             part = made.recv(65536)
-        except TimeoutError:
-            break
-        if not part:
-            break
-        gap, last, found = max(gap, time.monotonic() - last), time.monotonic(), found + part
-        if found.endswith(b"0\r\n\r\n"):  # the last chunk
-            break
-    else:
-        gap = max(gap, time.monotonic() - last)
-    made.close()
-    return gap, found
+            assert part, found
+            found += part
+    return found
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
 def test_something_is_said_in_every_phase(server: Scripted, path: str) -> None:
-    def body(text: str) -> dict[str, Any]:
-        return {"input": text} if path == "/v1/responses" else chat_body(text)
+    """The prompt takes an hour; the stream says so from the first moment, again and again, with how far it has come."""
 
-    gap, found = longest_gap(server, path, body("#prefill#" + "z" * 2000), 0.8)
-    assert gap < 0.4 and (b"event: ping" in found if path == "/v1/messages" else b": prefill " in found)
+    def body(text: str) -> dict[str, Any]:
+        return {"/v1/responses": {"input": text}, "/v1/completions": {"prompt": text}}.get(path, chat_body(text))
+
+    alive = b"event: ping" if path == "/v1/messages" else b": prefill "
+    heard(server, path, body("#prefill#" + "z" * 2000), alive, 4)
     server.until(lambda: server.running == 0)
-    blocker = server.open("/v1/chat/completions", chat_body("#decode#", stream=True))
-    server.until(lambda: server.running == 1)
-    gap, found = longest_gap(server, path, body("waits"), 0.8)
-    assert gap < 0.4 and found.count(b"ping" if path == "/v1/messages" else b": waiting") > 3
-    blocker.close()
+    with server.open("/v1/chat/completions", chat_body("#decode#", stream=True)):
+        server.until(lambda: server.running == 1)
+        heard(server, path, body("waits"), b"event: ping" if path == "/v1/messages" else b": waiting", 4)
 
 
 def test_a_held_back_call_is_no_silence(server: Scripted) -> None:
-    """The pieces come every 0.05 s, and there is nothing to show for the first ones."""
-    gap, found = longest_gap(server, "/v1/chat/completions", chat_body("#call#", tools=TOOLS), 3.0)
-    assert gap < 0.4 and b"data: [DONE]" in found
+    """There is nothing to show for the first pieces of a call, and still something is said."""
+    found = heard(server, "/v1/chat/completions", chat_body("#held#", tools=TOOLS), b": waiting", 5)
+    assert b"tool_calls" not in found
 
 
 def test_comments_do_not_disturb_events(server: Scripted) -> None:
@@ -154,7 +142,7 @@ def test_idle_and_slow_connections_do_not_hold_up_others(server: Scripted) -> No
     unread = server.open("/v1/chat/completions", chat_body("#decode#", stream=True))  # never reads
     server.until(lambda: server.running == 1)
     unread.close()
-    assert quick(server) < 2.0
+    quick(server)
     for made in idle:
         made.close()
 
