@@ -104,6 +104,19 @@ class Adaptive:
             self._pause = min(2 * self._wait, _PAUSES[1] + read)
 
 
+class AtMost:
+    """Another policy that asks for `most` tokens at most: a request's own limit."""
+
+    def __init__(self, inner: DepthPolicy, most: int) -> None:
+        self.inner, self._most, self.tail = inner, most, inner.tail
+
+    def depth(self) -> int:
+        return min(self.inner.depth(), self._most)
+
+    def record(self, done: Pass) -> None:
+        self.inner.record(done)
+
+
 class SkipStreak:
     """Another policy that leaves out one draft after `threshold` drafts in a row without an accepted token."""
 

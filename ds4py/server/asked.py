@@ -50,6 +50,7 @@ class Sampling:
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    max_draft: int | None = None  # most tokens drafted at a time; 0: no drafts
     bias: Mapping[int, float] = field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ds4py.drafters.config import LONGEST
 from ds4py.server.asked import Sampling, bad
 from ds4py.server.fields import Fields, kind_of
 
@@ -53,7 +54,19 @@ def sampling(body: Fields) -> Sampling:
         frequency_penalty=body.number("frequency_penalty", -2, 2),
         presence_penalty=body.number("presence_penalty", -2, 2),
         bias=_bias(body),
+        max_draft=_max_draft(body),
     )
+
+
+def _max_draft(body: Fields) -> int | None:
+    """`speculative`: true, false or {"n_max": N}; llama.cpp's older name is "speculative.n_max". A request can limit drafts, not
+    begin them."""
+    flat = body.integer("speculative.n_max", 0, LONGEST)
+    if isinstance(body.any("speculative"), bool):
+        return flat if body.flag("speculative") else 0
+    table = body.object("speculative")
+    most = table.integer("n_max", 0, LONGEST) if table is not None else None
+    return most if most is not None else flat
 
 
 def _top_k(body: Fields) -> int | None:

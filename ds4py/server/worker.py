@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from ds4py.engine import Engine, Session, SessionOptions
+from ds4py.engine.depth import AtMost
 from ds4py.engine.statistics import llama_lines
 from ds4py.errors import ContextError, Ds4Error, NumericError, ResourceError, UsageError
 from ds4py.protocols import SpecStats
@@ -181,7 +182,7 @@ class Worker:
             if self.served.begin is not None:
                 text = str(prompt.text) if prompt.text is not None else str(prompt.asked.prompt)
                 self.served.begin(kept.session.state, text, len(taken.ids), job.check)
-            equip = partial(self._equipped, kept)
+            equip = partial(self._limited, kept, prompt.asked.sampling.max_draft)
             answer = Answer(job, prompt, taken, self.served.prompting, equip, first)
             try:
                 return answer, answer.run()
@@ -195,6 +196,13 @@ class Worker:
             self.served.learn(kept.session)
             self._prefixes.give_back(kept)
 
+    def _limited(self, kept: Kept, most: int | None, options: SessionOptions) -> SessionOptions:
+        """What `_equipped` gives, with drafts of `most` tokens at most. The drafter follows the text all the same."""
+        made = self._equipped(kept, options)
+        if most is None or made.depth is None:
+            return made
+        return replace(made, depth=AtMost(made.depth, most))
+
     def _equipped(self, kept: Kept, options: SessionOptions) -> SessionOptions:
         """`options` with the session's own drafter, or with a new one where drafts decide the text: it may not depend on what
         was asked before."""
@@ -204,7 +212,8 @@ class Worker:
             kept.drafts_decide = decide  # a drafter that is left out of this answer comes back to a later one
             return made
         if not decide and kept.drafts_decide is False:
-            made = replace(made, drafter=kept.session.drafter, depth=kept.session.depth)
+            depth = kept.session.depth
+            made = replace(made, drafter=kept.session.drafter, depth=depth.inner if isinstance(depth, AtMost) else depth)
         kept.drafts_decide = decide
         return made
 

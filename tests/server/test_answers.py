@@ -416,3 +416,26 @@ def test_what_drafts_did_is_in_the_log_and_in_llama_cpps_metrics() -> None:
     assert int(found["accepted_tokens_total"]) == accepted == sum(at) and at == sorted(at, reverse=True)
     assert at[0] <= int(found["drafts_total"])
     assert any(f"draft acceptance = {accepted / timings['draft_n']:.5f} (" in line for line in server.lines), server.lines
+
+
+def test_a_request_may_limit_drafts_and_the_next_one_has_them_again() -> None:
+    """`speculative`, which llama.cpp's users ask for: the same text, no draft or short ones, and nothing of it stays."""
+    limits: list[dict[str, Any]] = [
+        {},
+        {"speculative": False},
+        {},
+        {"speculative": {"n_max": 2}},
+        {"speculative.n_max": 0},
+        {"speculative": True},
+    ]
+    with serving({"replies": [{**SCRIPTS["repeat"], "sharp": 9.0}]}, equip=copying()) as server:
+        bodies = [chat_body("x", temperature=0, max_tokens=60, **more) for more in limits]
+        answers = [server.ask("/v1/chat/completions", body).json for body in bodies]
+        wrong = server.ask("/v1/messages", {**chat_body("x"), "max_tokens": 9, "speculative": {"n_max": -1}})
+        assert wrong.status == 400 and "speculative.n_max must be a whole number" in wrong.json["error"]["message"]
+    assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
+    drafted = [answer["timings"].get("draft_n", 0) for answer in answers]
+    assert drafted[1] == drafted[4] == 0 and drafted[0] > 0 and drafted[2] > 0 and drafted[5] > 0
+    assert drafted[3] > 0
+    told = [line for line in server.lines if "speculative" in line and "must be" not in line]
+    assert not told, "it is not among the fields that are ignored"
