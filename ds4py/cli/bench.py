@@ -112,6 +112,8 @@ def sweep(model: GgufFile, plan: Plan, values: Values) -> int:
         log = open_terminal(sys.stderr)
         options = EngineOptions(plan.n_ctx, threads(values), kernels(values), streaming=streaming_of(values, model, log))
         engine = Engine.open(model, options)
+        for note in engine.notes:
+            _say(note)
         preloaded(engine, log)
         # A stop token does not stop: a speed needs a fixed count.
         session = engine.session(SessionOptions(params=SamplingParams(temperature=0.0)))

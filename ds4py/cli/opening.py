@@ -98,7 +98,8 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     options = EngineOptions(n_ctx, threads, kernels, max_rows, streaming=streaming_of(values, g, log))
 
     def compiling(done: int, total: int) -> None:
-        log.rewrite(f"ds4: compiling kernels for this processor, once: {done}/{total}")
+        what = f"compiling kernels for this processor, once: {done}/{total}" if total else "checking this processor's sums, once"
+        log.rewrite(f"ds4: {what}")
 
     log.rewrite(f"ds4: loading {g.path}")
     begun = time.monotonic()
@@ -107,6 +108,8 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     with spreading(values):
         engine = Engine.open(g, options, compiling)
     log.rewrite("")
+    for note in engine.notes:
+        log.say(f"ds4: {note}")
     info = engine.info()
     log.say(f"ds4: {g.path.name}: {named(g)}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
     held = engine.expert_counts()

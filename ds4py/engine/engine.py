@@ -67,7 +67,8 @@ class Engine:
 
     @classmethod
     def open(cls, gguf_file: GgufFile, options: EngineOptions | None = None, progress: Progress | None = None) -> Engine:
-        """Load the model in `gguf_file`; progress(done, total) reports kernels that a first start has to compile.
+        """Load the model in `gguf_file`; progress(done, total) reports kernels that a first start has to compile,
+        (0, 0) that it checks the processor's path.
 
         Raises UsageError for options out of range, and what loader and backend raise."""
         from ds4py.kernels import open_kernels
@@ -87,6 +88,11 @@ class Engine:
         model = load_model(gguf_file, kernels)
         n_ctx = options.n_ctx or min(DEFAULT_CTX, model.n_ctx_train)
         return cls(model, kernels, n_ctx, gguf_file, drawable(gguf_file), options.checkpoint_step)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user about the kernels: a path of the processor that had to be left out."""
+        return tuple(getattr(self.kernels, "notes", ()))
 
     @property
     def limits(self) -> Limits:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
-from ds4py.kernels.cpu import attention, few, iq2, latent_attention, matmul, tiles
+from ds4py.kernels.cpu import attention, choosing, few, iq2, latent_attention, matmul, tiles
 from ds4py.kernels.cpu.compile import Builder, Library
 from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
@@ -34,7 +34,8 @@ ROPE_CHUNK = 1024  # positions by which a rotary table grows
 
 
 class CpuKernels:
-    """Row-invariant kernels on quantised weights. `path` forces a hardware path (target.PATHS); None takes the best.
+    """Row-invariant kernels on quantised weights. `path` forces a hardware path (target.PATHS); None takes the best one that
+    computes right (choosing.py); `notes` are sentences for the user about those that were left out.
     `streaming` bounds the experts that are held."""
 
     prefill_tile = 0  # prompts take the row path: tiles.py has its bits
@@ -47,7 +48,8 @@ class CpuKernels:
         progress: Callable[[int, int], None] | None = None,
         streaming: Streaming | None = None,
     ):
-        target = target_for(path)
+        choice = choosing.Choice(target_for(path)) if path else choosing.best(progress)
+        target, self.notes = choice.target, choice.notes
         self.path = target.path
         self.name = f"cpu-{target.path}"
         self.library = Library(target, progress=progress)

@@ -105,9 +105,9 @@ class _Case:
         self.kernels, self.kind = kernels, kind
         size = kind.nbytes(N_OUT * ROW_LEN)
         blocks = np.random.default_rng(kind).integers(0, 256, size, dtype=np.uint8)
-        self.weights = [kernels.weight(_tensor("w", kind, (ROW_LEN, N_OUT), blocks)) for _ in range(max(1, n_bytes // size))]
+        self.weights = [kernels.weight(in_memory("w", kind, (ROW_LEN, N_OUT), blocks)) for _ in range(max(1, n_bytes // size))]
         x = np.random.default_rng(0).standard_normal((1, ROW_LEN)).astype(np.float32)
-        self.x = kernels.weight(_tensor("x", GgmlType.F32, (ROW_LEN, 1), x.view(np.uint8).ravel()))
+        self.x = kernels.weight(in_memory("x", GgmlType.F32, (ROW_LEN, 1), x.view(np.uint8).ravel()))
 
     def measure(self, n_rows: int, least: float) -> Figure:
         program = self.kernels.record((self, "measure"), self._graph, n_rows)
@@ -149,7 +149,8 @@ def implementation(kernels: CpuKernels, program: Program, weight: CpuWeight) -> 
     return f"{called}, from the file's layout: f32 {'fused ' if kernels.library.target.fma else ''}multiply-add"
 
 
-def _tensor(name: str, kind: GgmlType, shape: tuple[int, ...], data: np.ndarray) -> Tensor:
+def in_memory(name: str, kind: GgmlType, shape: tuple[int, ...], data: np.ndarray) -> Tensor:
+    """A tensor of `shape` (GGUF order) with these bytes [nbytes], uint8."""
     memory = mmap.mmap(-1, len(data))
     memory[:] = data.tobytes()
     return Tensor(name, shape, kind, len(data), 0, Mapped(memory))

@@ -8,8 +8,8 @@ machine runs the tests: a path is legal wherever the CPU has its features.
     avx2     8 lanes, vpmaddubsw + vpmaddwd, FMA, F16C
     plain    4 lanes, no intrinsic at all: SSE2 on old x86, NEON on ARM
 
-`amx` is avx512 with many rows multiplied by AMX tiles: the same bits, so it has the same name. It is taken only when it is asked
-for: its code has run on an emulated processor only.
+`amx` is avx512 with many rows multiplied by AMX tiles: the same bits, so it has the same name. choosing.py takes it where its
+answers are right and faster on the machine itself, since its code has run on an emulated processor only.
 """
 
 from __future__ import annotations
@@ -53,8 +53,13 @@ class Target:
 
 
 def host_paths() -> tuple[str, ...]:
-    """Paths that this CPU can run, best first."""
+    """Paths that this CPU can run, best first; one for each set of bits, so without amx."""
     return tuple(p for p in PATHS if _has(p))
+
+
+def candidates() -> tuple[str, ...]:
+    """Paths that this CPU claims to run, fastest first, amx among them if the system lets this process use its tiles."""
+    return (*(("amx",) if _has("amx") and _tiles_allowed() else ()), *host_paths())
 
 
 def _has(path: str) -> bool:
