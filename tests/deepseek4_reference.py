@@ -108,25 +108,31 @@ class Reference:
         return self.rope(z, torch.arange(n) * ratio, ratio)
 
     def chosen(self, x: torch.Tensor, qr: torch.Tensor, p: str, ratio: int, visible: torch.Tensor) -> torch.Tensor:
-        """Which of the visible entries [T, n] the indexer keeps."""
-        w, c, n_rows = self.w, self.c, len(x)
+        """Which of the visible entries [t, n] the indexer keeps, for the last t rows, those of `qr`."""
+        w, c, n_rows = self.w, self.c, len(qr)
         d, n_heads = c.index_head_dim, c.index_n_heads
-        q = self.rope((qr @ w[p + "wq_b.weight"].T).view(n_rows, n_heads, d), torch.arange(n_rows), ratio)
+        q = self.rope((qr @ w[p + "wq_b.weight"].T).view(n_rows, n_heads, d), torch.arange(len(x))[-n_rows:], ratio)
         k = self.compress(x, p + "compressor.", ratio, d)
         if self.rounding:
             q, k = fp4(hadamard(q)), fp4(hadamard(k))
-        weights = (x @ w[p + "weights_proj.weight"].T) * (d**-0.5 * n_heads**-0.5)
+        weights = (x[-n_rows:] @ w[p + "weights_proj.weight"].T) * (d**-0.5 * n_heads**-0.5)
         score = (torch.einsum("thd,nd->thn", q, k).relu() * weights[..., None]).sum(1).masked_fill(~visible, -math.inf)
         top = score.topk(min(c.index_topk, visible.shape[1]), -1)
         return torch.zeros_like(visible).scatter_(1, top.indices, top.values > -math.inf)
 
-    def attention(self, x: torch.Tensor, p: str, ratio: int) -> torch.Tensor:
-        w, c, n_rows = self.w, self.c, len(x)
-        pos, n_heads, d = torch.arange(n_rows), c.num_attention_heads, c.head_dim
-        qr = rms(x @ w[p + "wq_a.weight"].T, w[p + "q_norm.weight"], self.eps)
-        q = self.rope(rms((qr @ w[p + "wq_b.weight"].T).view(n_rows, n_heads, d), None, self.eps), pos, ratio)
-        keys = self.round_latent(self.rope(rms(x @ w[p + "wkv.weight"].T, w[p + "kv_norm.weight"], self.eps), pos, ratio))
-        behind = pos[:, None] - pos[None]
+    def latents(self, x: torch.Tensor, p: str, ratio: int) -> torch.Tensor:
+        """What all positions leave in the window: [T, D]."""
+        kv = rms(x @ self.w[p + "wkv.weight"].T, self.w[p + "kv_norm.weight"], self.eps)
+        return self.round_latent(self.rope(kv, torch.arange(len(x)), ratio))
+
+    def attention(self, x: torch.Tensor, p: str, ratio: int, since: int = 0) -> torch.Tensor:
+        """Of the rows from `since` on."""
+        w, c, every = self.w, self.c, torch.arange(len(x))
+        pos, n_heads, d = every[since:], c.num_attention_heads, c.head_dim
+        qr = rms(x[since:] @ w[p + "wq_a.weight"].T, w[p + "q_norm.weight"], self.eps)
+        q = self.rope(rms((qr @ w[p + "wq_b.weight"].T).view(len(pos), n_heads, d), None, self.eps), pos, ratio)
+        keys = self.latents(x, p, ratio)
+        behind = pos[:, None] - every[None]
         seen = (behind >= 0) & (behind < c.sliding_window)
         if ratio:
             pooled = self.round_latent(self.compress(x, p + "compressor.", ratio, d))

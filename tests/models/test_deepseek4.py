@@ -8,7 +8,7 @@ the rings. `thresholds` counts the crossings, so that a changed fixture cannot q
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deepseek4_reference import fp4, hadamard, rms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -69,7 +70,7 @@ def feed(model: LoadedModel, state: State, ids: Sequence[int], taps: Sequence[in
 
 
 def in_chunks(model: LoadedModel, state: State, sizes: Sequence[int], ids: Sequence[int] = IDS) -> F32:
-    rows = []
+    rows = [np.zeros((0, model.vocab_size), np.float32)]
     for n in sizes:
         rows.append(feed(model, state, ids[state.pos : state.pos + n]))
     return np.concatenate(rows)
@@ -115,6 +116,54 @@ def test_with_rounding_it_is_what_the_reference_computes(tiny: TinyV4, path: Pat
         assert_allclose(out.taps[i], streams.mean(1).numpy(), rtol=0, atol=1e-6)
     assert_allclose(out.taps[4], left[-1].flatten(1).numpy(), rtol=0, atol=1e-6)  # all streams, as they enter the head
     assert_array_equal(out.taps[-1], tiny.weights["embed.weight"][IDS].numpy())
+
+
+@pytest.mark.parametrize("ratio", [4, 32])
+def test_past_position_ten_thousand_it_is_what_the_reference_computes(ratio: int, tmp_path: Path) -> None:
+    """Pools hold thousands of entries there. The state is filled with what the reference says lies in it; then rows, and the taps
+    that drafts start from, are the reference's. One layer has a pool, so that the reference needs its last rows only."""
+    n, tail, p = 10_310, 80, "layers.0."
+    tiny = make_tiny(hca=32, compress_ratios=[ratio if ratio == 4 else 128, 0], num_hidden_layers=2, num_hash_layers=0)
+    ids = np.random.default_rng(9).integers(2, 320, n).tolist()
+    r = tiny.reference(torch.float64, rounding=True)
+    h, seen = r.w["embed.weight"][ids][:, None].repeat(1, 4, 1), list[torch.Tensor]()
+    r.site(h, p + "hc_attn", lambda x: seen.append(x) or x)  # type: ignore[func-returns-value]
+    x = rms(seen[0], r.w[p + "attn_norm.weight"])
+    y = r.attention(x, p + "attn.", ratio, since=n - tail)
+    last = r.site(h[-tail:], p + "hc_attn", lambda _: y)
+    last = r.site(last, p + "hc_ffn", lambda z: r.moe(rms(z, r.w[p + "ffn_norm.weight"]), p + "ffn.", torch.tensor(ids[-tail:])))
+    above = r.block(last, "layers.1.", 0, torch.tensor(ids[-tail:]))  # only distances count in a layer with a window alone
+    want = r.head(above, "", "norm.weight")
+
+    at = n - tail + 3 * WINDOW  # 32 rows, of which the first begins no group
+    model = load(tiny.write(tmp_path / "t.gguf"), dtype="float64", kv_dtype="float64", max_rows=32)
+    state = model.new_state(n, SLACK)
+    r.site(last, "layers.1.hc_attn", lambda z: seen.append(z) or z)  # type: ignore[func-returns-value]
+    z = rms(seen[1], r.w["layers.1.attn_norm.weight"])
+    kv = rms(z @ r.w["layers.1.attn.wkv.weight"].T, r.w["layers.1.attn.kv_norm.weight"])
+    held = [r.latents(x, p + "attn.", ratio), *filled(r, x, p + "attn.compressor.", ratio, 80, r.round_latent)]
+    if ratio == 4:
+        held += filled(r, x, p + "attn.indexer.compressor.", ratio, 32, lambda rows: fp4(hadamard(rows)))
+    held.append(r.round_latent(r.rope(kv, torch.arange(n - tail, n), 0)))
+    arrays: dict[str, Any] = {"pos": np.array(at, np.int64), "tiles": np.zeros((0, 2), np.int64)}
+    for i, (own, rows) in enumerate(zip(state.caches, held, strict=True)):
+        end = at // own.every if hasattr(own, "every") else at
+        first = 0 if hasattr(own, "every") else at - own.window
+        start = n - tail if len(rows) == tail else 0
+        arrays |= {f"cache.{i}.first": np.array(first, np.int64), f"cache.{i}.keys": np.zeros((1, end - first, 0))}
+        arrays[f"cache.{i}.values"] = rows[first - start : end - start].numpy()[None]
+    state.load(arrays)
+    out = model.forward([Span(state, ids[at:], n - at)], taps=[0, 1, 2])
+    assert_allclose(out.logits, want[at - n :].numpy(), rtol=0, atol=1e-6)
+    assert_allclose(out.taps[0], last[at - n :].mean(1).numpy(), rtol=0, atol=1e-6)
+    assert_allclose(out.taps[1], above[at - n :].mean(1).numpy(), rtol=0, atol=1e-6)
+    assert_allclose(out.taps[2], above[at - n :].flatten(1).numpy(), rtol=0, atol=1e-6)
+
+
+def filled(r: Any, x: torch.Tensor, p: str, ratio: int, d: int, rounded: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+    """What lies in the ring of projected rows of a compressor, and in its pool."""
+    projected = torch.cat([x @ r.w[p + "wkv.weight"].T, x @ r.w[p + "wgate.weight"].T], 1)
+    return [projected, rounded(r.compress(x, p, ratio, d))]
 
 
 def test_the_indexer_needs_its_rounding(tiny: TinyV4) -> None:
@@ -196,6 +245,17 @@ def test_blocks_are_single_steps(rows: LoadedModel, plain: tuple[F32, State]) ->
     assert {(n, at) for n in range(2, 9) for at in range(4)} <= met
     assert_array_equal(in_chunks(rows, state, sizes), plain[0])
     for a, b in zip(remembered(state), remembered(plain[1]), strict=True):
+        assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("hardware", host_paths())
+def test_ragged_chunks_are_single_steps(path: Path, hardware: str) -> None:
+    """Up to 64 rows, where products of many rows take other kernels; over the ends of groups of 128 and rings."""
+    model = on_cpu(path, hardware, 64)
+    state, single = model.new_state(150, SLACK), model.new_state(150, SLACK)
+    one_by_one = in_chunks(model, single, [1] * 150)
+    assert_array_equal(in_chunks(model, state, [64, 1, 37, 2, 46]), one_by_one)
+    for a, b in zip(remembered(state), remembered(single), strict=True):
         assert_array_equal(a, b)
 
 
