@@ -144,12 +144,23 @@ def _try(name: str, binary: Path, runner: Runner, tool: Callable[[Path], tuple[s
             _expect(again.returncode == 0 and "Hello back!" in again.stdout, again, server)
             n_prompt, n_cached = _last_prompt(server)
             n_all = len(server.prompts)
+        if name == "codex":
+            _calls_in_a_namespace(binary, equip)
         n_refused = _too_long(name, binary, runner, equip)
         n_retried = _fails_once(name, binary, runner, equip)
         return (
             f"passed, {n_first} requests for the tool, {n_all} in all, {n_cached} of {n_prompt} tokens cached at last, "
             f"{n_refused} requests with a prompt that is too long, {n_retried} until a server that fails once answers"
         )
+
+
+def _calls_in_a_namespace(binary: Path, equip: Any) -> None:
+    """Codex has some of its tools in a namespace: a call of one reaches the tool, which knows no such agent."""
+    calls = calls_of(("multi_agent_v1__close_agent", '{"target": "abc"}'))
+    script = {"replies": [reply("I see.", when="<tool_response>\ninvalid agent id"), reply(*calls)]}
+    with tempfile.TemporaryDirectory() as root, serving(script, n_ctx=400_000, equip=equip) as server:
+        done = codex(Place(root, "codex", binary), "close agent abc", server.url)
+        _expect(done.returncode == 0 and "I see." in done.stdout and len(server.prompts) == 2, done, server)
 
 
 def _too_long(name: str, binary: Path, runner: Runner, equip: Any) -> int:

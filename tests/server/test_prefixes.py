@@ -126,6 +126,39 @@ def test_the_three_apis_share_one_prompt() -> None:
         assert len(set(server.prompts)) == 1
 
 
+def test_the_three_apis_share_one_prompt_in_the_middle_of_a_turn_with_tools() -> None:
+    """FC-19: reasoning that comes back with calls is rendered alike, in whatever form it comes; after a new question it goes."""
+    function = {"name": "f", "arguments": '{"a": "x"}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    use = {"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": "x"}}
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    claude = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    for more in ([], [user("and now?")]):
+        with serving({"replies": [reply("ok")]}) as server:
+            result = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
+            for field in ("reasoning_content", "reasoning"):
+                said = {"role": "assistant", "content": "Look.", field: "plan", "tool_calls": [call]}
+                server.ask("/v1/chat/completions", {"messages": [user("do"), said, result, *more], "tools": TOOLS})
+            thought = {"type": "thinking", "thinking": "plan", "signature": "s"}
+            blocks = [thought, {"type": "text", "text": "Look."}, use]
+            results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "done"}]}
+            server.ask(
+                "/v1/messages",
+                {"messages": [user("do"), {"role": "assistant", "content": blocks}, results, *more], "tools": claude},
+            )
+            items = [
+                user("do"),
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "plan"}], "content": None},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "Look."}]},
+                {"type": "function_call", "call_id": "call_1", **function},
+                {"type": "function_call_output", "call_id": "call_1", "output": "done"},
+                *more,
+            ]
+            server.ask("/v1/responses", {"input": items, "tools": flat})
+            assert len(server.prompts) == 4 and len(set(server.prompts)) == 1
+            assert ("plan" in server.prompts[0]) == (not more)
+
+
 def test_dates_move_only_from_the_head_of_long_texts() -> None:
     def moved(text: str) -> str:
         return settled([Message("system", text), Message("user", "u")])[1].content
