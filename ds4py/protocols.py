@@ -539,6 +539,7 @@ class SpecStats:
     begin_seconds: float = 0.0  # in which the drafter took note of prompts
     draft_calls: int = 0  # times the drafter was asked
     passes_of_rows: dict[int, int] = field(default_factory=dict)  # rows of this session -> passes
+    seconds_of_rows: dict[int, float] = field(default_factory=dict)  # the same -> seconds of their verifies
     sources: dict[str, SourceStats] = field(default_factory=dict)  # kind of drafter -> its part
 
     @property
@@ -556,6 +557,7 @@ class SpecStats:
         self.verify_seconds += done.verify_seconds / done.n_sessions
         self.draft_calls += done.asked > 0
         self.passes_of_rows[n] = self.passes_of_rows.get(n, 0) + 1
+        self.seconds_of_rows[n] = self.seconds_of_rows.get(n, 0.0) + done.verify_seconds / done.n_sessions
         if done.drafted:
             self.sources.setdefault(done.draft.source, SourceStats()).count(done)
 

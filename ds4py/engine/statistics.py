@@ -77,12 +77,18 @@ def _type_line(name: str, source: SourceStats, n_calls: int, stats: SpecStats) -
 
 
 def mtp_timing_lines(stats: SpecStats, name: str) -> Iterator[str]:
-    """ds4's --mtp-timing counters for the drafter `name`: cycles and acceptance, then where the time went."""
+    """ds4's --mtp-timing counters for the drafter `name`: cycles and acceptance, where the time went, and what was measured: mean
+    costs of passes by rows, and of a drafted token, from which the depth by cost follows."""
     cycles = stats.drafts
     yield f"{name}: {cycles} verify cycles, {stats.accepted} drafts accepted ({100 * acceptance_rate(stats):.1f}%)"
     drafted = f"drafted {stats.drafted}, committed {stats.accepted + stats.passes}, {tokens_per_pass(stats):.2f} tokens a pass"
     seconds = f"draft {1e3 * stats.draft_seconds:.1f} ms, verify {1e3 * stats.verify_seconds:.1f} ms"
     yield f"{name}: {drafted}, {seconds}, total {1e3 * (stats.draft_seconds + stats.verify_seconds):.1f} ms"
+    rows = sorted(stats.passes_of_rows)
+    costs = [f"{n} {1e3 * stats.seconds_of_rows[n] / stats.passes_of_rows[n]:.2f} ({stats.passes_of_rows[n]})" for n in rows]
+    if stats.drafted:
+        each = f"; a drafted token {1e3 * stats.draft_seconds / stats.drafted:.3f} ms"
+        yield f"{name}: ms of a verify by rows (passes): {', '.join(costs)}{each}"
 
 
 def telemetry(stats: SpecStats) -> dict[str, float]:

@@ -116,6 +116,11 @@ def test_telemetry_and_mtp_timing() -> None:
     lines = list(st.mtp_timing_lines(stats, "Qwen3.8 mtp"))
     percent = 100 * stats.accepted / stats.drafted
     assert lines[0] == f"Qwen3.8 mtp: {stats.drafts} verify cycles, {stats.accepted} drafts accepted ({percent:.1f}%)"
+    assert sum(stats.seconds_of_rows.values()) == pytest.approx(stats.verify_seconds)
+    costs = re.fullmatch(r"Qwen3.8 mtp: ms of a verify by rows \(passes\): (.*); a drafted token \d\.\d{3} ms", lines[2])
+    assert costs, lines
+    counts = {int(n): int(passes) for n, passes in re.findall(r"(\d+) \d+\.\d\d \((\d+)\)", costs[1])}
+    assert counts == stats.passes_of_rows and len(list(st.mtp_timing_lines(SpecStats(), "x"))) == 2
 
 
 def test_sessions_of_one_forward_share_its_seconds_and_have_their_own_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
