@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Collection
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
@@ -21,6 +22,8 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "description": "
 EDIT = "Repeat this list twice, then stop: alpha beta gamma delta epsilon alpha beta gamma delta epsilon alpha beta gamma"
 RANDOM = re.compile(r'"(?:id|call_id|created|created_at|item_id|tool_call_id)": ?(?:"[^"]*"|\d+)|"timings": ?\{[^}]*\}')
 
+SIZES = ("--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "6")
+DRAFTS = ("--spec-type", "ngram-simple", *SIZES, "--spec-depth", "fixed", "--spec-exact")
 PIECE = re.compile(r'"(content|text|delta|arguments|partial_json|reasoning_content)": ?"((?:[^"\\]|\\.)*)"')
 
 
@@ -43,8 +46,8 @@ def cases(n: int) -> dict[str, tuple[str, dict[str, Any]]]:
     return {name: (path, {"seed": 11, **body}) for name, (path, body) in found.items()}
 
 
-def run(model: str, n: int, *options: str) -> tuple[dict[str, str], dict[str, float]]:
-    """(case -> text of its answer, counters) of one server."""
+def run(model: str, n: int, *options: str, only: Collection[str] = ()) -> tuple[dict[str, str], dict[str, float]]:
+    """(case -> text of its answer, counters) of one server. only: names of cases; all of them if there are none."""
     command = [sys.executable, "-m", "ds4py.cli.server", "-m", model, "--port", "0", "-c", "2048", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -57,6 +60,8 @@ def run(model: str, n: int, *options: str) -> tuple[dict[str, str], dict[str, fl
         texts: dict[str, str] = {}
         for temperature in (0, 1):
             for name, (path, body) in cases(n).items():
+                if only and name not in only:
+                    continue
                 for stream in (False, True):
                     raw = _ask(url + path, {**body, "temperature": temperature, "stream": stream})
                     label = f"{name} t={temperature}{' stream' if stream else ''}"
@@ -93,8 +98,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96)
     asked = parser.parse_args()
     plain, _ = run(asked.model, asked.tokens)
-    drafts = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-depth", "fixed", "--spec-exact")
-    drafted, counts = run(asked.model, asked.tokens, *drafts, "--spec-ngram-simple-size-m", "6")
+    drafted, counts = run(asked.model, asked.tokens, *DRAFTS)
     different = [name for name in plain if plain[name] != drafted[name]]
     for name in plain:
         print(f"{'DIFFERENT' if name in different else 'same'}: {name}, {len(plain[name])} characters")

@@ -50,6 +50,25 @@ def test_a_client_that_goes_away_frees_the_engine(server: Scripted, path: str, s
     assert f'outcome="cancelled"}} {1}' in server.ask("/metrics").body.decode()
 
 
+def test_first_come_first_served(server: Scripted) -> None:
+    """Whatever the API, and whether it streams: requests run in the order in which they were queued."""
+    paths = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"] * 3
+    with server.open("/v1/chat/completions", chat_body("#decode#", stream=True)):
+        server.until(lambda: server.running == 1)
+        waiting = []
+        for i, path in enumerate(paths):
+            body = {"/v1/responses": {"input": f"turn {i}."}, "/v1/completions": {"prompt": f"turn {i}."}}.get(path)
+            waiting.append(server.open(path, {**(body or chat_body(f"turn {i}.")), "stream": i % 2 == 0}))
+            server.until(lambda: server.queued == len(waiting))
+    for made in waiting:
+        found = b""
+        while b"quick" not in found:
+            found += made.recv(65536)
+        made.close()
+    turns = [prompt.partition("turn ")[2].partition(".")[0] for prompt in server.prompts if "turn " in prompt]
+    assert turns == [str(i) for i in range(len(paths))]
+
+
 def test_a_request_that_is_dead_in_the_queue_never_runs(server: Scripted) -> None:
     first = server.open("/v1/chat/completions", chat_body("#decode#", stream=True))
     server.until(lambda: server.running == 1)
