@@ -15,7 +15,7 @@ from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reason
 from ds4py.server.asked import Asked, Refusal, bad
 from ds4py.server.fields import Fields
 from ds4py.server.raw_input import RawInput
-from ds4py.server.reading import budget, sampling, stops, text_of, thinking
+from ds4py.server.reading import budget, result_of, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
 from ds4py.server.tools import Notice, call_of, custom_call_of, openai_choice, schema, tools_of
 
@@ -99,7 +99,7 @@ def _message(item: Fields) -> Message:
     reasoning = (item.text("reasoning_content") or item.text("reasoning")) if role == "assistant" else None
     return Message(
         _ROLES[role],
-        text_of(item, "content"),
+        result_of(item, "content") if role == "tool" else text_of(item, "content"),
         reasoning or None,
         calls,
         item.text("name") if role != "tool" else None,

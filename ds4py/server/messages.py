@@ -15,7 +15,7 @@ from ds4py.chat import CallArguments, CallEnd, CallStart, Event, Message, Reason
 from ds4py.server.asked import Asked, Refusal, ToolChoice, bad
 from ds4py.server.fields import Fields
 from ds4py.server.json_prefix import JsonPrefix
-from ds4py.server.reading import budget, no_media, sampling, stops, text_of, thinking
+from ds4py.server.reading import budget, no_media, result_of, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
 from ds4py.server.tools import Notice, arguments_of, as_object, checked_choice, schema, tool_of
 
@@ -78,6 +78,8 @@ def _messages(item: Fields) -> list[Message]:
         kind = block.text("type")
         if kind == "text":
             texts.append(block.text("text") or "")
+        elif kind == "document":
+            texts.append(_document(block))
         elif kind == "thinking":
             reasoning.append(block.text("thinking") or "")
         elif kind == "tool_use":
@@ -91,8 +93,19 @@ def _messages(item: Fields) -> list[Message]:
     return [*results, *([Message(role, "\n\n".join(texts))] if texts or not results else [])]
 
 
+def _document(block: Fields) -> str:
+    """A document that is text. Raises Refusal for another one."""
+    source = block.object("source")
+    kind = source.text("type") if source is not None else None
+    if source is None or kind not in ("text", "content"):
+        raise no_media("document", block.where)
+    text = (source.text("data") or "") if kind == "text" else text_of(source, "content")
+    title = block.text("title")
+    return f"{title}\n\n{text}" if title else text
+
+
 def _result(block: Fields) -> str:
-    text = text_of(block, "content")
+    text = result_of(block, "content")
     return f"Error: {text}" if block.flag("is_error") and not text.startswith("Error") else text
 
 

@@ -172,5 +172,20 @@ def text_of(fields: Fields, name: str, kinds: Sequence[str] = ("text", "input_te
     return "".join(texts)
 
 
+def result_of(fields: Fields, name: str) -> str:
+    """What a tool gave, as text. A part that is none (a picture, a file) stands in a conversation for good, so it is not refused:
+    the model is told that it is there and cannot be read."""
+    value = fields.any(name)
+    if not isinstance(value, list):
+        return text_of(fields, name)
+    texts = []
+    for i, item in enumerate(value):
+        part = Fields(item if isinstance(item, Mapping) else {"type": "text", "text": item}, f"{fields.path(name)}[{i}]")
+        kind = part.text("type") or "text"
+        is_text = kind in ("text", "input_text", "output_text")
+        texts.append((part.text("text") or "") if is_text else f"({kind}: not shown, only text can be read here)")
+    return "".join(texts)
+
+
 def no_media(kind: str, where: str) -> Exception:
     return bad(f"{where} is of the kind {kind!r:.40}, but this server reads text only", where)

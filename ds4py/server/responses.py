@@ -16,7 +16,7 @@ from ds4py.server.asked import Asked, Refusal, Shown, bad
 from ds4py.server.chat_completions import error
 from ds4py.server.fields import Fields
 from ds4py.server.raw_input import RawInput
-from ds4py.server.reading import budget, sampling, stops, text_of, thinking
+from ds4py.server.reading import budget, result_of, sampling, stops, text_of, thinking
 from ds4py.server.results import Ended, Meta, Usage, Wire
 from ds4py.server.sse import to_json
 from ds4py.server.tools import SEARCH, Notice, arguments_of, as_object, call_of, custom_call_of, openai_choice, schema, tools_of
@@ -120,7 +120,7 @@ def _item(item: Fields, kind: str, notice: Notice, found: _Found) -> Message | N
     if kind == "custom_tool_call":
         return Message("assistant", tool_calls=(custom_call_of(item, "call_id"),))
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return Message("tool", text_of(item, "output"), tool_call_id=item.text("call_id"))
+        return Message("tool", result_of(item, "output"), tool_call_id=item.text("call_id"))
     if kind == "tool_search_call":
         return Message("assistant", tool_calls=(ToolCall(SEARCH, arguments_of(item, "arguments"), item.text("call_id") or ""),))
     if kind == "tool_search_output":

@@ -246,6 +246,35 @@ def test_items_of_one_turn_become_one_message() -> None:
     assert asked.messages[1:] == (Message("assistant", "b", "r", calls), Message("tool", "1", tool_call_id="c1"))
 
 
+def test_a_picture_that_a_tool_gave_does_not_end_the_conversation() -> None:
+    """It stays in the history, so a refusal would come back with every request; a picture of the user's is refused."""
+    parts: list[Any] = [{"type": "text", "text": "see "}, {"type": "image", "source": {"type": "base64", "data": "x"}}]
+    want = "see (image: not shown, only text can be read here)"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": parts}
+    assert messages.parse({"messages": [{"role": "user", "content": [result]}]}, ignore).messages[0].content == want
+    assert chat(messages=[{"role": "tool", "tool_call_id": "t", "content": parts}]).messages[0].content == want
+    output = {"type": "function_call_output", "call_id": "t", "output": parts}
+    assert responses.parse({"input": [output]}, ignore).messages[0].content == want
+    for parse, body in (
+        (messages.parse, {"messages": [{"role": "user", "content": parts}]}),
+        (responses.parse, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+    ):
+        with pytest.raises(Refusal, match="text only"):
+            parse(body, ignore)
+
+
+def test_documents_that_are_text_are_read() -> None:
+    def read(**fields: Any) -> str:
+        block = {"type": "document", **fields}
+        return messages.parse({"messages": [{"role": "user", "content": [block]}]}, ignore).messages[0].content
+
+    assert read(source={"type": "text", "media_type": "text/plain", "data": "abc"}) == "abc"
+    assert read(title="T", source={"type": "content", "content": [{"type": "text", "text": "abc"}]}) == "T\n\nabc"
+    for source in ({"type": "base64", "data": "x"}, None):
+        with pytest.raises(Refusal, match="text only"):
+            read(source=source)
+
+
 def test_the_billing_line_is_set_aside_however_it_comes() -> None:
     for system in ("x-anthropic-billing-header: a\nS", [{"type": "text", "text": "x-anthropic-billing-header: b"}, "S"]):
         assert messages.parse({**USER, "system": system}, ignore).messages[0] == Message("system", "S")
