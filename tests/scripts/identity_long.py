@@ -1,7 +1,6 @@
 """Every drafter x greedy, exact at T 0.7 and 1.3 x base, repetition penalty 1.5, JSON grammar, against plain decoding.
 
     python tests/scripts/identity_long.py MODEL.gguf [--draft DRAFT.gguf] [--least 1000] [--threads 2] [--only ngram-mod,...]
-                                          [--backend cpu:avx2]
     python tests/scripts/identity_long.py MODEL.gguf --eagle3 E.gguf --dflash F.gguf --dspark S.gguf --only draft-dspark,...
     python tests/scripts/identity_long.py --tiny
 
@@ -9,8 +8,9 @@ Compares tokens, hashes of every row of logits, and hashes of every cache's cont
 and rejected counts of each run and fails on the first difference, and at the end if a run had too few proposals of a kind.
 Without --draft the model itself, quantised to Q2_K, drafts; without --eagle3, --dflash or --dspark a random draft of that kind,
 which is right by chance only: often enough where five words are left, seldom in greedy decoding. tests/identity.py does the
-comparing. Takes an hour for a model of 100 MB on two cores; runs are printed as they end; --skip N --count K does K of them from
-the Nth on, to share a machine or go on where one stopped.
+comparing. Runs are printed as they end; --skip N --count K does K of them from the Nth on, to share a machine or go on where one
+stopped. Greedy texts of few words run into loops, where every guess is right: on real models --episode 48 ends before most of
+them do and finds its rejections in a third of the tokens.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def subject_of(path: Path, threads: int, backend: str, n_ctx: int) -> tuple[Subject, GgufFile]:
+def subject_of(path: Path, threads: int, n_ctx: int) -> tuple[Subject, GgufFile]:
     g = open_gguf(path)
     tokenizer = load_tokenizer(g)
-    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads, kernels=backend))
+    engine = Engine.open(g, EngineOptions(n_ctx=n_ctx, threads=threads))
     compiler = GrammarCompiler(tokenizer)
     grammar = compiler.compile("json_schema", SCHEMA)
     words = list(dict.fromkeys(token for word in WORDS.split() for token in tokenizer.encode(f" {word}")[:1]))
     if len(words) < 4:  # a vocabulary of bytes
         words = tokenizer.encode("abcde")
     text = tokenizer.encode(own_text())
-    return Subject(f"{path.stem} on {engine.kernels.name}", engine, words[:5], text, grammar.schedule), g
+    return Subject(path.stem, engine, words[:5], text, grammar.schedule), g
 
 
 def config_of(types: tuple[str, ...], files: Mapping[str, Path]) -> SpecConfig:
@@ -73,7 +73,7 @@ def config_of(types: tuple[str, ...], files: Mapping[str, Path]) -> SpecConfig:
         n_max=DEPTH,
         ngram_simple=NgramSizes(key=1, value=DEPTH),
         ngram_map_k=sizes,
-        ngram_map_k4v=NgramSizes(key=3, value=2),
+        ngram_map_k4v=NgramSizes(key=3, value=5),
         ngram_mod=ModSizes(n_match=2, n_min=1, n_max=DEPTH),
         accept="exact",
     )
@@ -81,7 +81,7 @@ def config_of(types: tuple[str, ...], files: Mapping[str, Path]) -> SpecConfig:
 
 def check(path: Path, files: Mapping[str, Path], args: argparse.Namespace) -> int:
     """The runs of one model; gives the number of runs with too few proposals."""
-    subject, g = subject_of(path, args.threads, args.backend, n_ctx=512)
+    subject, g = subject_of(path, args.threads, n_ctx=512)
     plain = Plain(subject, args.episode)
     opened: dict[str, Drafters] = {}
     n_short = n_tokens = 0
@@ -156,7 +156,6 @@ def main() -> int:
     parser.add_argument("--episode", type=int, default=160)
     parser.add_argument("--most-episodes", type=int, default=400)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--backend", default="auto", help="auto, or a path of this processor: cpu:avx512, cpu:avx2, cpu:plain")
     parser.add_argument("--only", default="")
     parser.add_argument("--variations", default=",".join(VARIATIONS))
     parser.add_argument("--skip", type=int, default=0)
