@@ -259,6 +259,22 @@ def test_ragged_chunks_are_single_steps(path: Path, hardware: str) -> None:
         assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("hardware", host_paths())
+def test_threads_do_not_show(path: Path, hardware: str) -> None:
+    """Scores of the indexer are split by entries, attention by heads, all else by rows or columns: 1, 3 and 5 threads, with pools
+    of every length up to 40 entries."""
+    found = []
+    for threads in (1, 3, 5):
+        model = load_model(open_gguf(path), CpuKernels(threads, 9, hardware))
+        state = model.new_state(N, SLACK)
+        logits = in_chunks(model, state, [9, 1, 7, 1, 2] * 8)
+        found.append([logits, *remembered(state)])
+        model.kernels.executor.close()  # type: ignore[attr-defined]
+    for other in found[1:]:
+        for ours, want in zip(other, found[0], strict=True):
+            assert_array_equal(ours, want)
+
+
 def test_rejected_drafts_leave_nothing(rows: LoadedModel, plain: tuple[F32, State]) -> None:
     """Before true tokens 1..8 wrong ones are verified and rejected, at every alignment to groups of 4 and over the ends of groups
     of 128. Bits of the true rows and of the caches."""

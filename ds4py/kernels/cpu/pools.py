@@ -5,7 +5,8 @@ everything else f16. An entry is made by one thread from beginning to end; score
 by rows; so neither threads nor the number of rows shows in a bit.
 
 The choice needs no sorting: 32 halvings of the range of a float's bits find the value of the last entry to keep, and one pass
-takes what is above it and, of what equals it, the first.
+takes what is above it and, of what equals it, the first. Scores are made for as many entries at once as a vector has lanes, so
+that a query is read once for all of them and their sums come out side by side (60,000 positions: half of the time).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from llvmlite import ir
 
 from ds4py.kernels.cpu.compile import Builder
 from ds4py.kernels.cpu.ir import F32, I32, I64, Fn, Val, vec
-from ds4py.kernels.cpu.lanes import exp, fma, hsum, load_f16, load_floats, store_f16
+from ds4py.kernels.cpu.lanes import exp, fma, hsum, hsums, load_f16, load_floats, store_f16
 from ds4py.kernels.cpu.rounding import hadamard_rows, round_blocks
 from ds4py.kernels.cpu.streams import as_f32, start
 from ds4py.kernels.cpu.target import Target
@@ -132,32 +133,42 @@ def _turned(f: Fn, x: Val, cos: Val, half: Val) -> None:
 def scores(t: Target, width: int) -> Builder:
     """args: [2] q [3] heads [4] weights [5] their row stride [6] pool [7] positions per entry [8] top_k [9] n_rows [10] pos
     [11] tables [12] cells: address of scores f32, bytes of a row of them. Of every row that sees more than top_k entries; split
-    by entries. width: a multiple of 16."""
+    by groups of entries, a vector's lanes at a time. width: a multiple of 16."""
 
     def build(module: ir.Module, name: str) -> None:
         f, args, tid, nt = start(module, name, 11)
         q, n_heads, weights, ld, entries, every, top_k, n_rows, pos_at, tables, cells = args
         out, stride = f.load(cells, I64, 8), f.load(cells + 8, I64, 8)
-        key = f.scratch(ir.ArrayType(F32, width))
+        keys, made = f.scratch(ir.ArrayType(F32, width * t.lanes)), f.scratch(ir.ArrayType(F32, t.lanes))
         with f.loop(0, n_rows) as r:
             n = (f.load(pos_at + r * 8, I64, 8) + 1) / every
             rows, capacity, _ = cache_rows(f, tables, r, entries)
-            with f.when(n > top_k), f.loop(n * tid / nt, n * (tid + 1) / nt) as e:
-                at = rows + e % capacity * (2 * width)
-                for c in range(0, width, t.lanes):
-                    f.store(key + 4 * c, load_f16(f, t, at + 2 * c, t.lanes), 4)
-                total = f.var(f.c(F32, 0.0))
-                with f.loop(0, n_heads) as h:
-                    head = q + (r * n_heads + h) * (4 * width)
-                    acc = f.c(vec(F32, t.lanes), 0.0)
+            groups = (n + (t.lanes - 1)) / t.lanes
+            with f.when(n > top_k), f.loop(groups * tid / nt, groups * (tid + 1) / nt) as g:
+                with f.loop(0, t.lanes) as i:  # what would lie past the end is the last one again
+                    at = rows + f.min(g * t.lanes + i, n - 1) % capacity * (2 * width)
                     for c in range(0, width, t.lanes):
-                        acc = fma(f, t, load_floats(f, head + 4 * c, t.lanes), load_floats(f, key + 4 * c, t.lanes), acc)
-                    dot = f.max(hsum(f, acc), f.c(F32, 0.0))
-                    total.set(fma(f, t, load_floats(f, weights + (r * ld + h) * 4, 1), dot, total.get()))
-                f.store(out + r * stride + e * 4, total.get(), 4)
+                        f.store(keys + (i * width + c) * 4, load_f16(f, t, at + 2 * c, t.lanes), 4)
+                total = f.var(f.c(vec(F32, t.lanes), 0.0))
+                with f.loop(0, n_heads) as h:
+                    dots = f.max(_dots(f, t, width, q + (r * n_heads + h) * (4 * width), keys), f.c(vec(F32, t.lanes), 0.0))
+                    weight = f.splat(load_floats(f, weights + (r * ld + h) * 4, 1), t.lanes)
+                    total.set(fma(f, t, weight, dots, total.get()))
+                f.store(made, total.get(), 4)
+                with f.loop(0, f.min(n - g * t.lanes, f.i64(t.lanes))) as i:
+                    f.store(out + r * stride + (g * t.lanes + i) * 4, load_floats(f, made + i * 4, 1), 4)
         f.ret()
 
     return build
+
+
+def _dots(f: Fn, t: Target, width: int, q: Val, keys: Val) -> Val:
+    """q [width] times as many keys as a vector has lanes: a lane for each. A part of q is loaded once for all of them."""
+    acc = [f.c(vec(F32, t.lanes), 0.0)] * t.lanes
+    for c in range(0, width, t.lanes):
+        part = load_floats(f, q + 4 * c, t.lanes)
+        acc = [fma(f, t, part, load_floats(f, keys + (i * width + c) * 4, t.lanes), total) for i, total in enumerate(acc)]
+    return hsums(f, acc)
 
 
 def choose(t: Target) -> Builder:
@@ -173,36 +184,43 @@ def choose(t: Target) -> Builder:
             with f.when(n <= top_k), f.loop(0, n) as e:
                 f.store(to + e * 8 + 8, e, 8)
             with f.when(n > top_k):
-                _keep(f, f.load(cells, I64, 8) + r * f.load(cells + 8, I64, 8), n, top_k, to)
+                _keep(f, t, f.load(cells, I64, 8) + r * f.load(cells + 8, I64, 8), n, top_k, to)
         f.ret()
 
     return build
 
 
-def _keep(f: Fn, values: Val, n: Val, k: Val, to: Val) -> None:
-    """The k largest of n floats, of equals the first: their indices, ascending, from the second word of `to` on."""
-
-    def key(e: Val) -> Val:
-        return f.load(values + e * 4, I32, 4)
-
-    with f.loop(0, n) as e:  # bits that order as the numbers do; -0 as 0
-        bits = f.bitcast(load_floats(f, values + e * 4, 1) + 0.0, I32)
+def _keep(f: Fn, t: Target, values: Val, n: Val, k: Val, to: Val) -> None:
+    """The k largest of n floats, of equals the first: their indices, ascending, from the second word of `to` on. There is room
+    up to a multiple of 16 of them."""
+    ints = vec(I32, t.lanes)
+    end = (n + (t.lanes - 1)) / t.lanes * t.lanes
+    with f.loop(n, end) as e:
+        f.store(values + e * 4, f.c(F32, NONE), 4)
+    with f.loop(0, end, t.lanes) as e:  # bits that order as the numbers do; -0 as 0
+        bits = f.bitcast(load_floats(f, values + e * 4, t.lanes) + 0.0, ints)
         f.store(values + e * 4, bits ^ (bits.ashr(31) & 0x7FFFFFFF), 4)
+    with f.loop(n, end) as e:
+        f.store(values + e * 4, f.c(I32, -(1 << 31)), 4)  # below every number, and above no level
+
+    def above(level: Val) -> Val:
+        """How many are higher."""
+        acc = f.var(f.c(ints, 0))
+        least = f.splat(f.trunc(level, I32), t.lanes)
+        with f.loop(0, end, t.lanes) as e:
+            acc.set(acc.get() - f.sext(f.load(values + e * 4, ints, 4) > least, ints))
+        return f.sext(hsum(f, acc.get()), I64)
+
     low, high = f.var(f.i64(-(1 << 31))), f.var(f.i64((1 << 31) - 1))  # at least k are >= low; the last to keep is <= high
     with f.loop(0, 32):
         middle = low.get() + (high.get() - low.get() + 1).ashr(1)
-        count = f.var(f.i64(0))
-        with f.loop(0, n) as e:
-            count.set(count.get() + f.zext(f.sext(key(e), I64) >= middle, I64))
-        enough = count.get() >= k
+        enough = above(middle - 1) >= k
         low.set(f.select(enough, middle, low.get()))
         high.set(f.select(enough, high.get(), middle - 1))
-    level, above = low.get(), f.var(f.i64(0))
+    level = low.get()
+    equals, at = f.var(k - above(level)), f.var(to + 8)  # of those that equal the level so many are kept
     with f.loop(0, n) as e:
-        above.set(above.get() + f.zext(f.sext(key(e), I64) > level, I64))
-    equals, at = f.var(k - above.get()), f.var(to + 8)  # of those that equal the level so many are kept
-    with f.loop(0, n) as e:
-        x = f.sext(key(e), I64)
+        x = f.sext(f.load(values + e * 4, I32, 4), I64)
         same = x.eq(level) & (equals.get() > 0)
         with f.when((x > level) | same):
             f.store(at.get(), e, 8)
