@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from deepseek4_reference import mtp_weights, spark_weights
+from tiny_deepseek4 import PREVIEW, save_checkpoint
 from tiny_v4 import make_tiny, spark_keys, write_support
 
+from ds4py.cli import convert
 from ds4py.cli.chat import main
 from ds4py.engine import Engine, EngineOptions
 from ds4py.gguf import GgmlType, open_gguf
@@ -83,6 +85,22 @@ def test_one_stage_mtp_drafts_when_it_is_asked_to(ds4: Ds4) -> None:
         code, again, err = ds4(f"--temp 0 {options}")
         assert code == 0 and again == out and "draft-dspark with support.gguf" in err and "up to 5 tokens ahead" in err
         assert "changed nothing: they are for one-stage MTP, and this file is for draft-dspark" in err
+
+
+def test_the_preview_s_checkpoint_becomes_a_model_and_its_mtp_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both files say which checkpoint they are of, so there is nothing to warn of."""
+    small = {"num_hidden_layers": 3, "n_routed_experts": 2, "num_hash_layers": 1, "index_n_heads": 32}
+    folder = save_checkpoint(tmp_path / "Preview", draft="mtp", **{**PREVIEW, **small, "compress_ratios": [0, 4, 128, 0]})
+    out, mtp = str(tmp_path / "m.gguf"), str(tmp_path / "mtp.gguf")
+    assert convert.main([str(folder.path), "-o", out, "--dspark-out", mtp]) == 0
+    words = ["-m", out, *RUN.split(), "-p", TEXT, "--temp", "0", "-n", "30"]
+    assert main(words) == 0
+    plain = capsys.readouterr().out
+    draft = ["--mtp-model", mtp, "--mtp-draft", "3", "--mtp-margin", "0", "--spec-depth", "fixed"]
+    assert main([*words, *draft]) == 0
+    drafting = capsys.readouterr()
+    assert plain.endswith(drafting.out) and len(drafting.out) > 5
+    assert drafted(drafting.err) > 10 and "warning" not in drafting.err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import api_accumulate
 import pytest
-from scripted_server import TOOLS, Scripted, calls_of, chat_body, events_of, reply, serving
+from scripted_server import TOOLS, Scripted, calls_of, chat_body, copying, events_of, plain, reply, serving
 from server_process import ask, started
 from tiny_deepseek4 import save_checkpoint
 
@@ -54,12 +54,14 @@ WITH_TOOLS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def server() -> Iterator[Scripted]:
+@pytest.fixture(params=["plain", "drafts"])
+def server(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    """Plain, and with a drafter that copies what came before, whose blocks cross the ends of thinking and of markup."""
     again = reply("</think>", *dsml(invoke("f", ("a", "true", "better"))), when="could not be read", once=True)
     replies = [reply(*SCRIPTS["done"], when="result of f"), again]
     replies += [reply(*pieces, when=f"#{name}#") for name, pieces in SCRIPTS.items()]
-    with serving({"format": "deepseek4", "replies": replies}) as found:
+    equip = copying() if request.param == "drafts" else plain
+    with serving({"format": "deepseek4", "replies": replies}, equip=equip) as found:
         yield found
 
 
@@ -152,7 +154,8 @@ def test_calls_are_read_and_come_back_as_they_were_drawn(server: Scripted, api: 
     drawn, results = "".join(SCRIPTS["odd"]), "<tool_result>result of f</tool_result>\n\n<tool_result>result of g</tool_result>"
     assert server.prompts[1] == f"{first}{drawn}{EOS}{USER}{results}{ASSISTANT}{THINK}"
     assert cached(api, second) >= len(first.encode()) // 2
-    assert server.script.model.n_rows - seen < len(results.encode()) + 20, "the prompt and the reply were not read again"
+    n_read = server.script.model.n_rows - seen  # with what was drafted wrongly
+    assert n_read < len(results.encode()) + 60, "the prompt and the reply were not read again"
 
 
 def test_a_turn_that_was_changed_is_written_as_the_client_says(server: Scripted) -> None:
