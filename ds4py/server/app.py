@@ -127,7 +127,8 @@ class _Site:
         self._worker.submit(job)
         if asked.stream:
             seconds = self._settings.keepalive_seconds
-            return StreamAnswer(job, notices, api.stream(meta), api.keepalive, self._worker.cancel, seconds)
+            worker = self._worker
+            return StreamAnswer(job, notices, api.stream(meta), api.keepalive, worker.cancel, worker.give_way, seconds)
         found = await gathered(job, notices, request.receive, self._worker.cancel)
         return Response(status_code=499) if found is None else _json(api.whole(meta, *found))
 

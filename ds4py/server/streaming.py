@@ -2,8 +2,9 @@
 
 The idea: the response is written by one coroutine that waits for the next notice, a client that goes away, or the moment when
 something must be said so that nobody along the way gives up: only so many seconds pass without a byte, in the queue, while the
-prompt is read and while a call is held back alike. The engine does not wait for a client that reads slowly. Whatever ends the
-coroutine, the job is cancelled if it has not ended by itself.
+prompt is read and while a call is held back alike. The engine does not wait for a client that reads slowly; one that has read
+nothing for a while loses its place if others wait for it, and is told so when it reads again. Whatever ends the coroutine, the
+job is cancelled if it has not ended by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from ds4py.server.results import Ended, Usage, Wire
 from ds4py.server.sse import comment, encode
 
 _SHOWN: Final = 1.0  # seconds between two words about the prompt
+_UNREAD: Final = 10.0  # seconds without room for what is to be sent, before others may have the place
+_AGAIN: Final = 1.0  # seconds between two looks at whether others wait
 
 
 class Translator(Protocol):
@@ -56,12 +59,14 @@ class StreamAnswer:
         translator: Translator,
         keepalive: Wire | None,
         cancel: Callable[[Job], None],
+        give_way: Callable[[Job], bool],
         seconds: float,
     ) -> None:
-        """keepalive: the event that this API has for it; None: comments, with the progress of the prompt. At most `seconds` pass
-        without a byte."""
+        """keepalive: the event that this API has for it; None: comments, with the progress of the prompt. give_way: cancels the
+        job if others wait, and tells whether it did. At most `seconds` pass without a byte."""
         self._job, self._notices, self._translator, self._cancel = job, notices, translator, cancel
-        self._keepalive, self._seconds = keepalive, seconds
+        self._keepalive, self._give_way, self._seconds = keepalive, give_way, seconds
+        self._unread: asyncio.TimerHandle | None = None
         self._last = 0.0  # when something was sent
         self._read: Progress | None = None
 
@@ -93,7 +98,7 @@ class StreamAnswer:
             return False
         wires: list[Wire] = []
         parts: list[Event] = []
-        last = False
+        end: Ended | Failed | None = None
         for notice in notices:
             match notice:
                 case None:
@@ -106,15 +111,19 @@ class StreamAnswer:
                     self._read = None
                     parts += events
                 case Ended() | Failed():
-                    wires += self._fed(parts)
-                    parts, last = [], True
-                    wires += self._translator.end(notice) if isinstance(notice, Ended) else self._translator.fail(notice.refusal)
+                    end = notice
+                    break  # an engine that was interrupted may have told more
         wires += self._fed(parts)
+        match end:
+            case Ended():
+                wires += self._translator.end(end)
+            case Failed(refusal):
+                wires += self._translator.fail(refusal)
         if wires:
             await self._send(send, b"".join(map(encode, wires)))
         elif time.monotonic() - self._last >= due:
             await self._send(send, self._alive())
-        return last
+        return end is not None
 
     def _fed(self, parts: Sequence[Event]) -> list[Wire]:
         """Parts of the reply as events of the API, as few as they can be."""
@@ -127,8 +136,22 @@ class StreamAnswer:
         return comment(f"prefill {read.done}/{read.total}" if read is not None else "waiting")
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._wait_for_reader(_UNREAD)
+        try:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+        finally:
+            if self._unread is not None:
+                self._unread.cancel()
         self._last = time.monotonic()
+
+    def _wait_for_reader(self, seconds: float) -> None:
+        self._unread = asyncio.get_running_loop().call_later(seconds, self._is_unread)
+
+    def _is_unread(self) -> None:
+        if self._give_way(self._job):
+            self._notices.tell(Failed(Refusal(408, "this answer was given up: it was not read, and others were waiting")))
+        else:
+            self._wait_for_reader(_AGAIN)
 
 
 async def gathered(

@@ -105,6 +105,15 @@ class Worker:
         with self._changed:
             self._reap()
 
+    def give_way(self, job: Job) -> bool:
+        """Cancel `job`, whose client does not read what it is told, if others wait for its place; whether it was."""
+        with self._changed:
+            self._reap()
+            wanted = bool(self._queue) and job.state == "running"
+        if wanted:
+            self.cancel(job)
+        return wanted
+
     def close(self, timeout: float = 10.0) -> None:
         """End what runs and what waits, and the thread."""
         with self._changed:

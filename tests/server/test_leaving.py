@@ -41,9 +41,10 @@ def leave(made: socket.socket, abruptly: bool) -> None:
     made.close()
 
 
-def all_is_well(server: Scripted, n_lines: int) -> None:
-    """The engine is free, a plain request is answered, and nothing broke since the log had n_lines."""
-    server.until(lambda: server.running == 0 and server.queued == 0)
+def all_is_well(server: Scripted, n_lines: int, idle: bool = True) -> None:
+    """The engine is free (if it is to be idle), a plain request is answered, and nothing broke since the log had n_lines."""
+    if idle:
+        server.until(lambda: server.running == 0 and server.queued == 0)
     assert server.ask("/v1/completions", {"prompt": "p"}).json["choices"][0]["text"] == "so it is"
     assert not any("Traceback" in line for line in server.lines[n_lines:]), server.lines[n_lines:]
 
@@ -126,6 +127,26 @@ def test_a_client_that_reads_nothing_is_cut_off_and_others_go_on(
             n += len(part)
     assert n < 15_000_000  # of the 20 MB or more that there were: the connection was cut
     made.close()
+
+
+def test_a_client_that_reads_nothing_gives_way_to_those_who_wait(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it may take its time; with others behind it, it loses its place long before it is cut off, and is told so."""
+    monkeypatch.setattr("ds4py.server.streaming._UNREAD", 0.2)
+    monkeypatch.setattr("ds4py.server.streaming._AGAIN", 0.1)
+    n_lines = len(server.lines)
+    made = stalled(server, chat_body("#much#", stream=True), 1 << 17)
+    server.until(lambda: server.running == 1)
+    time.sleep(1.0)  # far longer than what is granted with others behind it
+    assert server.running == 1
+    all_is_well(server, n_lines, idle=False)
+    assert any("cancelled, after" in line for line in server.lines[n_lines:])
+    found = b""
+    while not found.endswith(b"0\r\n\r\n"):
+        part = made.recv(1 << 17)
+        assert part, found[-200:]
+        found = found[-1000:] + part
+    made.close()
+    assert b"this answer was given up" in found[-1000:]
 
 
 def test_a_client_that_reads_slowly_gets_everything(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from scripted_server import chat_body, events_of, reply, serving
 
 from ds4py.chat import Stop, Text
-from ds4py.server.jobs import Events, Progress
+from ds4py.server import chat_completions
+from ds4py.server.asked import Refusal
+from ds4py.server.jobs import Events, Failed, Progress
 from ds4py.server.notices import Notices
-from ds4py.server.results import Ended, Usage
+from ds4py.server.results import Ended, Meta, Usage
+from ds4py.server.streaming import StreamAnswer
 
 END = Ended(Stop("stop", None, 0), Usage())
 
@@ -106,3 +110,29 @@ def test_tokens_that_come_fast_share_events() -> None:
         body = server.ask("/v1/chat/completions", chat_body(stream=True)).body
         deltas = [data["choices"][0]["delta"] for _, data in events_of(body)[1:-2]]
         assert "".join(delta["content"] for delta in deltas) == "".join(fast["pieces"]) and 1 < len(deltas) < 300
+
+
+def test_nothing_follows_the_end_of_a_stream() -> None:
+    """An engine that is interrupted may tell a few more parts after the end has been told."""
+    sent: list[bytes] = []
+
+    async def test() -> None:
+        notices = Notices()
+        for notice in (part(1), Failed(Refusal(503, "over")), part(2)):
+            notices.tell(notice)
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+
+        job: Any = SimpleNamespace(state="done")
+        stream = chat_completions.Stream(Meta("0" * 32, 0, "m"))
+        answer = StreamAnswer(job, notices, stream, None, lambda job: None, lambda job: False, 5.0)
+        await answer({"type": "http"}, receive, send)
+
+    run(test())
+    events = events_of(b"".join(sent))
+    assert [data["choices"][0]["delta"]["content"] for _, data in events[:-1]] == ["", "1"]
+    assert events[-1][1]["error"]["message"] == "over"
