@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ds4py.cli.advice import no_model
 from ds4py.cli.draftable import named, support_kind
 from ds4py.cli.parsing import Values
 from ds4py.cli.placing import spreading
@@ -50,6 +49,8 @@ def open_file(values: Values, log: Terminal) -> GgufFile:
         raise UsageError("--hf-file needs -hf REPO: a file alone names no repository")
     path = Path(values.text("model")) if not values.has("hf_repo") else _from_hub(values, log)
     if not values.has("hf_repo") and not values.was_given("--model") and not path.exists():
+        from ds4py.cli.advice import no_model
+
         raise ResourceError(no_model())
     g = open_gguf(path)
     for note in g.notes:
@@ -98,7 +99,8 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     options = EngineOptions(n_ctx, threads, kernels, max_rows, streaming=streaming_of(values, g, log))
 
     def compiling(done: int, total: int) -> None:
-        what = f"compiling kernels for this processor, once: {done}/{total}" if total else "checking this processor's sums, once"
+        # which kernels a model needs shows as it is loaded: the total is not known
+        what = f"compiling kernels for this processor, once: {done}" if total else "checking this processor's sums, once"
         log.rewrite(f"ds4: {what}")
 
     log.rewrite(f"ds4: loading {g.path}")

@@ -19,7 +19,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llb
 
-from ds4py.kernels.cpu.compile import cache_root
+from ds4py.kernels.cpu.compile import cache_root, write_whole
 from ds4py.kernels.cpu.target import Target, candidates, describe, target_for
 
 WORTH = 1.1  # times as fast as the vector units: below that the matrix units are not worth their code
@@ -98,17 +97,8 @@ def known(path: str, cache: Path | None = None) -> Verdict | None:
 
 
 def keep(path: str, verdict: Verdict, cache: Path | None = None) -> None:
-    """Write the verdict down; a cache that cannot be written is asked again at the next start."""
-    file = _file(path, cache)
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem)
-        try:
-            with os.fdopen(handle, "w") as f:
-                json.dump({"wrong": verdict.wrong, "gain": verdict.gain}, f)
-            os.replace(temporary, file)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
+    """Write the verdict down; where that is not possible the check is made again at the next start."""
+    write_whole(_file(path, cache), json.dumps({"wrong": verdict.wrong, "gain": verdict.gain}).encode())
 
 
 def _parsed(text: bytes) -> Verdict:

@@ -31,8 +31,25 @@ Builder = Callable[[ir.Module, str], None]  # adds one function of the given nam
 
 
 def cache_root() -> Path:
+    """Where compiled kernels are kept. A user without a home (a container's numeric one) gets a place that cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ds4py" / "kernels"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "ds4py" / "kernels"
+    except RuntimeError:
+        return Path(os.devnull) / "ds4py"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Make `path` hold `content`, or leave everything as it was: a full disk or a home that is read-only is no failure."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+        try:
+            with os.fdopen(handle, "wb") as f:
+                f.write(content)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
 
 
 class Library:
@@ -56,7 +73,7 @@ class Library:
         todo = [name for name in kernels if name not in self._address]
         if todo:
             engine = llb.create_mcjit_compiler(llb.parse_assembly(""), _machine(self.target))
-            misses = [name for name in todo if not self._path(name, kernels[name]).exists()]
+            misses = [name for name in todo if not os.path.exists(self._path(name, kernels[name]))]
             for name in todo:
                 engine.add_object_file(llb.ObjectFileRef.from_data(self._object(name, kernels[name], len(misses))))
             engine.finalize_object()
@@ -104,12 +121,7 @@ class Library:
         self.n_compiled += 1
         if self.progress:
             self.progress(self.n_compiled, max(total, self.n_compiled))
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=name)
-            with os.fdopen(handle, "wb") as f:
-                f.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, path)
+        write_whole(path, hashlib.sha256(code).digest() + code)
         return code
 
 
