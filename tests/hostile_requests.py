@@ -142,7 +142,7 @@ class Exchange:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def exchange(port: int, request: Request, seconds: float = 30.0) -> Exchange:
+def exchange(port: int, request: Request, seconds: float = 120.0) -> Exchange:
     """Send a request and read what it asks to be read. Raises TimeoutError if the server falls silent."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as made:
         data = request.data()

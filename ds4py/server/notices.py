@@ -15,7 +15,7 @@ from typing import Final
 
 from ds4py.server.jobs import Events, Notice
 
-REST_SECONDS: Final = 0.02
+REST_SECONDS: Final = 0.03
 
 
 class Notices:
