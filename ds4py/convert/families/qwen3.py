@@ -31,10 +31,15 @@ def metadata(config: Config) -> Mapping[str, Any]:
 def wanted(config: Config) -> Iterator[Wanted]:
     yield from top_tensors(config)
     for i in range(config.count("num_hidden_layers")):
-        yield from norms(i, config.count("hidden_size"), _NORMS)
-        yield from norms(i, config.heads()[2], _HEAD_NORMS)
-        yield from attention_tensors(config, i)
+        yield from attention(config, i)
         yield from mlp_tensors(config, i)
+
+
+def attention(config: Config, layer: int) -> Iterator[Wanted]:
+    """A layer's norms and attention, which the mixtures of experts have too."""
+    yield from norms(layer, config.count("hidden_size"), _NORMS)
+    yield from norms(layer, config.heads()[2], _HEAD_NORMS)
+    yield from attention_tensors(config, layer)
 
 
 FAMILY = Family("qwen3", ("Qwen3ForCausalLM",), metadata, wanted)

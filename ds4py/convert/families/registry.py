@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ds4py.convert.config import Config
-from ds4py.convert.families import deepseek4, gemma3, llama, qwen2, qwen3
+from ds4py.convert.families import deepseek4, gemma3, llama, qwen2, qwen3, qwen3moe
 from ds4py.convert.family import Family
 from ds4py.errors import UnsupportedError
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY, deepseek4.FAMILY)
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen3moe.FAMILY, gemma3.FAMILY, deepseek4.FAMILY)
 
 
 def is_known(config: Config) -> bool:
