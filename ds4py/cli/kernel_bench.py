@@ -13,13 +13,14 @@ from ds4py.cli.parsing import Values
 from ds4py.errors import UsageError
 from ds4py.gguf import GgmlType
 from ds4py.kernels.cpu import CpuKernels
-from ds4py.kernels.cpu.measure import Figure, products, read_limit
-from ds4py.kernels.cpu.target import PATHS, host_paths, needs
+from ds4py.kernels.cpu.measure import Figure, planned, products, read_limit
+from ds4py.kernels.cpu.target import PATHS, host_paths, needs, target_for
 from ds4py.quants import QUANTS
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 N_BYTES = 64 << 20  # of weights per type: more than an L3 cache leaves a core
 LEAST = 0.15  # seconds of passes per line
+AMX = "amx"  # taken only when asked for, so it is no path of `host_paths`
 CSV_HEADER = "path,type,rows,us_per_matrix,gb_per_s,of_limit,implementation"
 _COLUMNS = f"{'path':8}{'type':9}{'rows':>5}{'us/matrix':>12}{'x 1 row':>9}{'GB/s':>8}{'of limit':>10}   implementation"
 
@@ -44,6 +45,11 @@ def kernel_bench(values: Values, n_bytes: int = N_BYTES, least: float = LEAST, r
             lines.append(csv_line(figure, limit))
         kernels.executor.close()
         print("\n".join(fallbacks(path, refused)) + "\n")
+    if ":" not in values.text("backend") and not runs(AMX):
+        print(f"cpu:{AMX}: not available, it needs {', '.join(needs(AMX))}; up to 8 rows it is cpu:avx512\n{_COLUMNS}")
+        for figure in planned(AMX, list(QUANTS), rows):
+            print(f"{figure.path:8}{figure.type:9}{figure.rows:5}{figure.refusal:>39}   {figure.implementation}")
+            lines.append(f'{figure.path},{figure.type},{figure.rows},,,,"{figure.implementation} ({figure.refusal})"')
     if values.has("csv"):
         with result_file(values.text("csv")) as out:
             out.write("\n".join([CSV_HEADER, *lines, ""]))
@@ -55,7 +61,15 @@ def wanted_paths(values: Values) -> tuple[str, ...]:
     kind, _, path = values.text("backend").partition(":")
     if kind not in ("auto", "cpu"):
         raise UsageError(f"--kernels measures the CPU backend: --backend must be cpu or cpu:PATH, not {values.text('backend')}")
-    return (path,) if path else host_paths()
+    return (path,) if path else ((AMX,) if runs(AMX) else ()) + host_paths()
+
+
+def runs(path: str) -> bool:
+    """Whether this processor has what `path` needs, and the system lets it be used."""
+    try:
+        return target_for(path) is not None
+    except UsageError:
+        return False
 
 
 def shown(figure: Figure, first: float, limit: float) -> str:
@@ -77,8 +91,10 @@ def fallbacks(path: str, refused: Sequence[Figure]) -> Iterator[str]:
         yield f"no kernel: {figure.type} ({figure.refusal})"
     unknown = [kind.name for kind in GgmlType if kind not in QUANTS]
     yield f"no kernel and no decoder, files with such a matrix are refused: {', '.join(unknown)}"
-    if path in ("avx512", "plain"):
-        yield "fallback: IQ2_XXS uses 256-bit vectors" if path == "avx512" else "fallback: no int8 dot product on this path"
-    for better in PATHS[: PATHS.index(path)]:
+    if path == "plain":
+        yield "fallback: no int8 dot product on this path"
+    elif path != "avx2":
+        yield "fallback: IQ2_XXS uses 256-bit vectors"
+    for better in PATHS[: PATHS.index(path) if path in PATHS else 0]:
         if better not in host_paths():
             yield f"fallback: cpu:{better} would be used on a processor with {', '.join(needs(better))}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ds4py.cli import bench
-from ds4py.cli.kernel_bench import CSV_HEADER, kernel_bench
+from ds4py.cli.kernel_bench import CSV_HEADER, kernel_bench, runs
 from ds4py.cli.parsing import parse
 from ds4py.kernels.cpu import CpuKernels, matmul
 from ds4py.kernels.cpu.executor import RECORD
@@ -20,23 +20,27 @@ from ds4py.quants import QUANTS
 
 def test_every_type_path_and_row_count_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = parse("ds4-bench", ["--kernels", "--csv", str(tmp_path / "k.csv"), "-t", "2"])
-    assert kernel_bench(values, n_bytes=1, least=0.0, rows=(1, 6)) == 0
-    header, *lines = (tmp_path / "k.csv").read_text().splitlines()
+    assert kernel_bench(values, n_bytes=1, least=0.0, rows=(1, 6, 64)) == 0
+    header, *csv_lines = (tmp_path / "k.csv").read_text().splitlines()
     assert header == CSV_HEADER
-    cells = [line.split(",", 6) for line in lines]
+    cells = [line.split(",", 6) for line in csv_lines if not line.endswith('(not available)"')]
+    paths = ("amx",) * runs("amx") + host_paths()
     computed = [kind.name for kind in QUANTS if kind.name != "Q8_K"]
     assert [(path, kind, int(rows)) for path, kind, rows, *_ in cells] == [
-        (path, kind, rows) for path in host_paths() for kind in computed for rows in (1, 6)
+        (path, kind, rows) for path in paths for kind in computed for rows in (1, 6, 64)
     ]
     assert all(float(us) > 0 and float(speed) > 0 for _, _, _, us, speed, _, _ in cells)
     code = {(path, kind, int(rows)): name.strip('"') for path, kind, rows, _, _, _, name in cells}
     best = host_paths()[0]
-    assert code[best, "Q4_K", 6].startswith("micro_p4m_4 + micro_p4m_2: " if best == "avx512" else "tiles_p4m: ")
+    assert code[best, "Q4_K", 6].startswith("few_p4m_6: vpdpbusd" if best == "avx512" else "tiles_p4m: ")
     assert code[best, "F16", 1].startswith("float_f16, from the file's layout")
     floats = ("F32", "F16", "BF16", "IQ2_XXS")
-    assert all(name.startswith(("micro_", "tiles_")) or kind in floats for (_, kind, _), name in code.items())
+    assert all(name.startswith(("micro_", "few_", "tiles_")) or kind in floats for (_, kind, _), name in code.items())
     told = capsys.readouterr().out
-    assert told.count("no kernel: Q8_K") == len(host_paths()) and "IQ3_S" in told
+    if not runs("amx"):  # what this processor cannot run is listed all the same
+        assert 'amx,Q4_K,64,,,,"tiles_p4m: tdpbssd, 16 x 16 tiles (not available)"' in csv_lines
+        assert "cpu:amx: not available, it needs" in told
+    assert told.count("no kernel: Q8_K") == len(paths) and "IQ3_S" in told
     assert "fallback: no int8 dot product on this path" in told  # of the plain path
     for path in {"avx512", "avx2"} - set(host_paths()):
         assert f"fallback: cpu:{path} would be used on a processor with" in told

@@ -36,25 +36,37 @@ def _cache(f: Fn, tables: Val, row: Val, cache: Val) -> list[Val]:
     return [f.load(entry + 8 * i, I64, 8) for i in range(4)]
 
 
-def store_kv(t: Target) -> Builder:
-    """args: [2] k [3] v [4] head width d [5] kv heads [6] n_rows [7] pos [8] tables [9] cache. Split by rows; one row's keys and
-    values land in its own slots, so rows never meet."""
+def store_kv(t: Target, split: str) -> Builder:
+    """args: [2] k [3] v [4] head width d [5] kv heads [6] n_rows [7] pos [8] tables [9] cache. A row's keys and values land in
+    its own slots, so rows never meet. But neighbours' keys share lines of the cache, which two threads would take from each
+    other: so threads share several rows by columns, 16 at a time ("own"); one may stay with the thread that made it ("row")."""
 
     def build(module: ir.Module, name: str) -> None:
         f = Fn(module, name, [I64] * 3)
         args, tid, nt = f.args
         k, v, d, heads, n_rows, pos_at, tables, cache = (f.load(args + 8 * i, I64, 8) for i in range(2, 10))
-        with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r:
+
+        def columns(r: Val, first: Val, last: Val) -> None:
+            """first..last, multiples of 16, of a row of all heads."""
             keys, values, capacity, _ = _cache(f, tables, r, cache)
             slot = f.load(pos_at + r * 8, I64, 8) % capacity
-            with f.loop(0, heads) as h:
-                src = (r * heads + h) * d * 4
-                key = keys + ((h * capacity + slot / TILE * TILE) * d + slot % TILE) * 2
-                value = values + (h * capacity + slot) * d * 2
-                with f.loop(0, d) as i:
+            with f.loop(first, last, 16) as c:
+                h, src, within = c / d, (r * heads * d + c) * 4, c % d
+                key = keys + ((h * capacity + slot / TILE * TILE) * d + within * TILE + slot % TILE) * 2
+                value = values + ((h * capacity + slot) * d + within) * 2
+                for i in range(16):
                     store_f16(f, t, key + i * (2 * TILE), load_floats(f, k + src + i * 4, 1))
-                with f.loop(0, d, 4) as i:
-                    store_f16(f, t, value + i * 2, load_floats(f, v + src + i * 4, 4))
+                for i in range(0, 16, t.lanes):
+                    store_f16(f, t, value + i * 2, load_floats(f, v + src + i * 4, t.lanes))
+
+        n = heads * d
+        if split == "row":
+            with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r:
+                columns(r, f.i64(0), n)
+        else:
+            first, last = n / 16 * tid / nt * 16, n / 16 * (tid + 1) / nt * 16
+            with f.loop(0, n_rows) as r:
+                columns(r, first, last)
         f.ret()
 
     return build
@@ -101,7 +113,8 @@ def attend(t: Target, d: int, n_q: int, softcap: bool) -> Builder:
         n_chunks = highest.get() - lowest.get()
         scores = f.scratch(ir.ArrayType(F32, at_once(t, n_q) * CHUNK))
         n = n_kv * n_chunks * n_rows
-        with f.loop(n * tid / nt, n * (tid + 1) / nt) as unit:
+        begin = n * tid / nt
+        with f.loop(begin, n * (tid + 1) / nt) as unit:
             row, chunk = unit % n_rows, unit / n_rows % n_chunks + lowest.get()
             kv = unit / n_rows / n_chunks
             first, last = _seen(f, row, pos_at, tables, cache, first_at, last_at)
@@ -111,10 +124,11 @@ def attend(t: Target, d: int, n_q: int, softcap: bool) -> Builder:
                 keys, values, capacity, _ = _cache(f, tables, row, cache)
                 of_head = kv * capacity * (d * 2)
                 part = _Part(f, t, d, keys + of_head, values + of_head, capacity, lo, hi, scores)
+                part.cold = row.eq(0) | unit.eq(begin)
                 for q0 in range(0, n_q, at_once(t, n_q)):
                     some = min(at_once(t, n_q), n_q - q0)
                     head = row * n_heads + kv * n_q + q0
-                    part.scores(q + head * (d * 4), some, scale, cap if softcap else None)
+                    part.scores(q + head * (d * 4), some, scale, cap if softcap else None, q0 == 0)
                     slots = [_Slot(cells, f, d, head + i) for i in range(some)]
                     for i, slot in enumerate(slots):
                         peak, total = part.softmax(i)
@@ -142,6 +156,8 @@ def _seen(f: Fn, row: Val, pos_at: Val, tables: Val, cache: Val, first_at: Val, 
 class _Part:
     """Positions lo..hi of one chunk for some queries, whose scores lie one chunk after another."""
 
+    cold: Val  # whether keys and values are to be fetched from memory
+
     def __init__(self, f: Fn, t: Target, d: int, keys: Val, values: Val, capacity: Val, lo: Val, hi: Val, scores: Val):
         self.f, self.t, self.d, self.keys, self.values = f, t, d, keys, values
         self.n_tiles, self.lo, self.hi, self._scores = capacity / TILE, lo, hi, scores
@@ -149,13 +165,16 @@ class _Part:
         wide = TILE * self._tiles_at_once  # divides a chunk
         self.tile0, self.tile1 = (at / wide * self._tiles_at_once for at in (lo, hi + (wide - 1)))
 
-    def scores(self, queries: Val, n: int, scale: Val, cap: Val | None) -> None:
-        """scale * q . k of n queries; positions of the outer tiles that are not seen get minus infinity."""
+    def scores(self, queries: Val, n: int, scale: Val, cap: Val | None, fetch: bool) -> None:
+        """scale * q . k of n queries; unseen positions of the outer tiles get minus infinity. fetch: values are next."""
         f, t, d = self.f, self.t, self.d
         step = self._tiles_at_once
         vectors = [(tile, part) for tile in range(step) for part in range(t.parts)]  # two at a time share a query's value
         with f.loop(self.tile0, self.tile1, step) as tile:
-            keys = [self.keys + (tile + i) % self.n_tiles * (d * 2 * TILE) for i in range(step)]
+            offsets = [(tile + i) % self.n_tiles * (d * 2 * TILE) for i in range(step)]
+            if fetch:
+                self._prefetch(offsets)
+            keys = [self.keys + offset for offset in offsets]
             for some in (vectors[i : i + 2] for i in range(0, len(vectors), 2)):
                 sums = self._products(queries, [keys[i] + 2 * t.lanes * part for i, part in some], n)
                 for (i, part), of_vector in zip(some, sums, strict=True):
@@ -170,6 +189,14 @@ class _Part:
             for first, last in ((f.i64(0), begin), (end, (self.tile1 - self.tile0) * TILE)):
                 with f.loop(first, last) as p:
                     f.store(self._at(i, p), f.c(F32, MINUS), 4)
+
+    def _prefetch(self, offsets: list[Val]) -> None:
+        """Ask for these tiles' values, if no row before this one has had them: a token's worth of weights has passed through the
+        caches since, and the processor itself asks for values only once it has seen some of them read."""
+        with self.f.when(self.cold):
+            for offset in offsets:
+                for o in range(0, TILE * self.d * 2, 64):
+                    self.f.prefetch(self.values + offset + o)
 
     def _products(self, queries: Val, keys: list[Val], n: int) -> list[list[Val]]:
         """q . k of n queries for each vector of keys, in one sum over d, or two interleaved ones where that leaves units idle."""

@@ -34,9 +34,9 @@ def prefetch(f: Fn, t: Target, form: Packed, pair: Val) -> None:
 
 def chunks(t: Target, form: Packed) -> tuple[int, ...]:
     """Row counts that have a micro kernel, 1, 2, ... ascending. More rows than `most_rows` go to few.py or tiles.py."""
-    if t.path == "avx2" and not form.signed:
-        return (1, 2, 3)
-    return (1, 2, 3, 4, 8) if t.path == "avx512" else (1, 2, 3, 4)
+    if t.path == "avx512":
+        return (1,)
+    return (1, 2, 3) if t.path == "avx2" and not form.signed else (1, 2, 3, 4)
 
 
 def most_rows(t: Target, form: Packed) -> int:

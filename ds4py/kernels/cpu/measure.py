@@ -22,14 +22,15 @@ from llvmlite import ir
 
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import GgmlType, Mapped, Tensor
-from ds4py.kernels.cpu import iq2, matmul
+from ds4py.kernels.cpu import few, iq2, matmul
 from ds4py.kernels.cpu.backend import CpuKernels
 from ds4py.kernels.cpu.compile import Builder
 from ds4py.kernels.cpu.executor import RECORD
 from ds4py.kernels.cpu.ir import I64, Fn, vec
 from ds4py.kernels.cpu.lanes import DOT
+from ds4py.kernels.cpu.packed import FORM_OF
 from ds4py.kernels.cpu.recorder import Program
-from ds4py.kernels.cpu.target import Target
+from ds4py.kernels.cpu.target import Target, describe
 from ds4py.kernels.cpu.weights import CpuWeight
 
 N_OUT, ROW_LEN = 2048, 1024  # of one matrix: like a projection of a small model
@@ -39,7 +40,8 @@ STEP = 64 * STREAMS
 
 @dataclass(frozen=True)
 class Figure:
-    """One product. `implementation` names the kernels that its program calls; `refusal` says why there is none."""
+    """One product. `implementation` names the kernels that its program calls; `refusal` says why there is none, or
+    why it was not measured."""
 
     path: str  # of the hardware
     type: str
@@ -92,10 +94,25 @@ def products(kernels: CpuKernels, kinds: Sequence[GgmlType], rows: Sequence[int]
         try:
             case = _Case(kernels, kind, n_bytes)
         except UnsupportedError as error:
-            yield Figure(kernels.path, kind.name, 0, refusal=str(error))
+            yield Figure(path_of(kernels), kind.name, 0, refusal=str(error))
             continue
         for n in rows:
             yield case.measure(n, least)
+
+
+def planned(path: str, kinds: Sequence[GgmlType], rows: Sequence[int]) -> Iterator[Figure]:
+    """What a path that this processor cannot run has for many rows: names of kernels, without times."""
+    t = describe(path)
+    for kind in kinds:
+        form = FORM_OF.get(kind)
+        for n in rows if form else ():
+            if form and n > matmul.most_rows(t, form) and n not in few.counts(t):
+                yield Figure(path, kind.name, n, _many_rows(f"tiles_{form.name}", t), refusal="not available")
+
+
+def path_of(kernels: CpuKernels) -> str:
+    """The path as --backend names it: AMX has the bits of avx512, and so its name elsewhere."""
+    return "amx" if kernels.library.target.matrix else kernels.path
 
 
 class _Case:
@@ -118,7 +135,7 @@ class _Case:
         n_bytes = sum(w.resident_bytes or w.tensor.nbytes for w in self.weights)
         one = median(seconds)
         name = implementation(self.kernels, program, self.weights[0])
-        return Figure(self.kernels.path, self.kind.name, n_rows, name, one / len(self.weights), n_bytes / one / 1e9)
+        return Figure(path_of(self.kernels), self.kind.name, n_rows, name, one / len(self.weights), n_bytes / one / 1e9)
 
     def _graph(self, ops: Any) -> Any:
         x = ops.embed(self.x)
@@ -143,10 +160,15 @@ def implementation(kernels: CpuKernels, program: Program, weight: CpuWeight) -> 
         called = " + ".join(names[by_rows[m]] + (f" x {n}" if n > 1 else "") for m, n in runs)
         return f"{called}: {DOT[kernels.path]}"
     if called.startswith(("tiles_", "few_")):
-        return f"{called}: {'tdpbssd, 16 x 16 tiles' if kernels.library.target.matrix else DOT[kernels.path]}"
+        return _many_rows(called, kernels.library.target)
     if called == "iq2_xxs":
         return f"{called}, from the file's layout: {iq2.DOT[kernels.path]}"
     return f"{called}, from the file's layout: f32 {'fused ' if kernels.library.target.fma else ''}multiply-add"
+
+
+def _many_rows(called: str, t: Target) -> str:
+    matrix = t.matrix and called.startswith("tiles_")
+    return f"{called}: {'tdpbssd, 16 x 16 tiles' if matrix else DOT[t.path]}"
 
 
 def in_memory(name: str, kind: GgmlType, shape: tuple[int, ...], data: np.ndarray) -> Tensor:

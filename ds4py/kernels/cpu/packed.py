@@ -20,8 +20,8 @@ tile, for each half of the pair (768 bytes)
 
     [int8 q: 16 rows x 32][f32 d: 16][f32 sums of 16 inputs: 16 x 2][f32 sums of 32 inputs: 16]      x = d q
 
-The sums are of q: integers, kept in f32 where they are exact. Rows that fill up the last tile have d = 0. (A few rows lie one
-after another: matmul.py.)
+The sums are of q: integers, kept in f32 where they are exact. Rows that fill up the last tile may hold anything. (A few rows
+lie one after another: matmul.py.)
 
 Rejected: multiplying from the file's own row-major blocks (one horizontal sum per block and row: 40 % of the bandwidth stayed
 unused); f32 scales (one more bit per weight).

@@ -243,7 +243,9 @@ class Recorder:
         b = self.backend
         self.caches.add(cache)
         args = [k.address, v.address, k.width // n_kv_heads, n_kv_heads, self.n_rows, b.pos_at, b.tables_at, cache]
-        self._op(b.kernel("store_kv", attention.store_kv), args, "row", [k, v], [("cache", cache)])
+        split = "row" if self.n_rows == 1 else "own"
+        at = b.kernel(f"store_kv_{split}", lambda t: attention.store_kv(t, split))
+        self._op(at, args, split, [k, v], [("cache", cache)])
 
     def add(self, a: Buffer, b: Buffer) -> Buffer:
         return self._elementwise("add", lambda t: rowwise.elementwise(t, 2, rowwise.add, "row"), [a, b], "row")
@@ -350,13 +352,12 @@ class Recorder:
                 )
             n_blocks = 2 * pairs(x.width)
             q = Buffer(self.memory, x.n_rows, 0, n_blocks, tiled=tiled)
-            split = x.split if x.split != "own" else "col"
+            split = "tiles" if tiled else x.split if x.split != "own" else "col"
             if n_blocks * BLOCK != x.width:
                 n_bytes = tile_bytes(x.n_rows, n_blocks) if tiled else x.n_rows * n_blocks * matmul.ROW_BYTES
                 self._op(self.backend.kernel("clear", rowwise.clear), [q.address, n_bytes], "own", [], [q])
-            name = f"quantize_{split}{'_tiled' if tiled else ''}"
-            at = self.backend.kernel(name, lambda t: rowwise.quantize(t, split, tiled))
-            self._op(at, [x.address, q.address, x.width, n_blocks, x.n_rows], split, [x], [q])
+            at = self.backend.kernel(f"quantize_{split}", lambda t: rowwise.quantize(t, split))
+            self._op(at, [x.address, q.address, x.width, n_blocks, x.n_rows], "own" if tiled else split, [x], [q])
             x.quantised[tiled] = q
         return x.quantised[tiled]
 

@@ -58,9 +58,10 @@ def rms_norm(t: Target) -> Builder:
     return build
 
 
-def quantize(t: Target, split: str, tiled: bool = False) -> Builder:
-    """args: [2] x f32 [3] out [4] K (a multiple of 32) [5] blocks per padded row (even) [6] n_rows. Row form: matmul.py, or
-    tiles (packed.py) if `tiled`.
+def quantize(t: Target, split: str) -> Builder:
+    """args: [2] x f32 [3] out [4] K (a multiple of 32) [5] blocks per padded row (even) [6] n_rows. Row form: matmul.py; or, with
+    split "tiles", tiles (packed.py), shared by pairs of blocks: all rows of a pair lie in the same lines of the cache, which two
+    threads would take from each other. What fills up the last tile stays as it was.
 
     The padding blocks are zeroed before, by another op: their scale and quants stay zero.
     """
@@ -68,7 +69,7 @@ def quantize(t: Target, split: str, tiled: bool = False) -> Builder:
     def build(module: ir.Module, name: str) -> None:
         f, (x, out, row_len, n_blocks, n_rows), tid, nt = _op(module, name, 5)
         live = row_len / BLOCK
-        write = in_tiles(f, out, n_rows) if tiled else _in_rows(f, out, n_blocks)
+        write = in_tiles(f, out, n_rows) if split == "tiles" else _in_rows(f, out, n_blocks)
 
         def block(r: Val, b: Val) -> None:
             q, d, sums = rounded_block(f, t, x + (r * row_len + b * BLOCK) * 4)
@@ -77,13 +78,14 @@ def quantize(t: Target, split: str, tiled: bool = False) -> Builder:
         if split == "row":
             with f.loop(n_rows * tid / nt, n_rows * (tid + 1) / nt) as r, f.loop(0, live) as b:
                 block(r, b)
-        else:
+        elif split == "col":
             n = n_rows * live
             with f.loop(n * tid / nt, n * (tid + 1) / nt) as i:
                 block(i / live, i % live)
-        if tiled:
-            with f.when(tid.eq(0)), f.loop(n_rows, (n_rows + (TILE - 1)) / TILE * TILE) as r, f.loop(0, live) as b:
-                write(r, b, [], f.c(F32, 0.0), [f.c(I32, 0)] * 2)
+        else:
+            n = (live + 1) / 2
+            with f.loop(n * tid / nt * 2, f.min(n * (tid + 1) / nt * 2, live)) as b, f.loop(0, n_rows) as r:
+                block(r, b)
         f.ret()
 
     return build
