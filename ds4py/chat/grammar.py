@@ -5,13 +5,16 @@ rules out, at each position, the tokens after which no valid text could follow. 
 at every row of a verified block, proposals obey it as well, and a rejected draft or a rewind takes back what the parser consumed.
 Penalties, bias and temperature of the inner schedule apply first, then the mask.
 
-It holds from a position on (the end of the prompt), or from the token after a marker such as `</think>`, wherever in a block that
-comes. Once the text is complete, only stop tokens are left. In a conversation it begins again with each answer (`restart`).
+It holds from a position on (the end of the prompt), or from the token after a marker such as `</think>`, or from a marker such
+as `<tool_call>` itself, wherever in a block that comes. Once the text is complete, only stop tokens are left. In a conversation
+it begins again with each answer (`restart`).
 
 A token that does not fit can only come from outside (teacher forcing, a history that was edited): from there on nothing is ruled
 out, until the session goes back before it.
 
-The parser is llguidance (computes a mask in tens of microseconds, has rollback). Rejected: a parser of our own, which is a
+The parser is llguidance (computes a mask in tens of microseconds, has rollback). Its rollback (1.9.1) goes wrong over marker and
+stop tokens that were consumed after a mask had been computed, so it is only used between those; across one, the text is read
+again from its beginning. Rejected: a parser of our own, which is a
 project of its own; and masks by tool mode in the accept rule, where a draft and plain decoding could differ.
 """
 
@@ -45,6 +48,7 @@ class GrammarCompiler:
         if not stops:
             raise UnsupportedError("this model's vocabulary has no stop token, which a grammar needs to end an answer")
         self._llguidance = llguidance
+        self._marks = frozenset(tokenizer.vocab.markers.values()) | tokenizer.stop_ids | frozenset(stops)
         try:
             self._tokens = llguidance.LLTokenizer(
                 llguidance.TokenizerWrapper(_Words(tokenizer, stops[0])), n_vocab=tokenizer.vocab_size, eos_token=stops
@@ -77,7 +81,7 @@ class GrammarCompiler:
         compiled = matcher(self._tokens, text, log_level=0)
         if compiled.is_error():
             raise UsageError(f"the {_NAMES[kind]} cannot be obeyed: {_first_line(compiled.get_error())}")
-        return Grammar(compiled)
+        return Grammar(compiled, self._marks)
 
 
 @dataclass(frozen=True)
@@ -85,28 +89,35 @@ class Grammar:
     """A compiled grammar, for any number of sessions."""
 
     _matcher: Any
+    _marks: frozenset[int]  # tokens that rollback is not trusted with
 
-    def schedule(self, inner: SamplingSchedule, start: int, after: int | None = None) -> GrammarSchedule:
+    def schedule(
+        self, inner: SamplingSchedule, start: int, after: int | None = None, with_marker: bool = False
+    ) -> GrammarSchedule:
         """`inner`, which holds no tokens yet, with this grammar from position `start` on; `after`: only from the first such token
-        there on (its own position excluded)."""
-        return GrammarSchedule(inner, self._matcher.deep_copy(), start, after)
+        there on, which is the grammar's own first token if `with_marker`, and else stands in front of it."""
+        return GrammarSchedule(inner, self, start, after, with_marker)
 
 
 class GrammarSchedule:
     """protocols.SamplingSchedule; see the head of this file."""
 
-    def __init__(self, inner: SamplingSchedule, matcher: Any, start: int, after: int | None) -> None:
-        self._inner, self._matcher, self._start, self._after = inner, matcher, start, after
+    def __init__(
+        self, inner: SamplingSchedule, grammar: Grammar, start: int, after: int | None, with_marker: bool = False
+    ) -> None:
+        self._inner, self._grammar, self._start, self._after = inner, grammar, start, after
+        self._matcher = grammar._matcher.deep_copy()
+        self._n_skipped = 0 if with_marker else 1  # tokens from the marker on that are not the parser's
         self._first: int | None = start if after is None else None  # position of the first token that the parser is given
-        self._n_consumed = 0  # tokens from there on that it has consumed
+        self._consumed: list[int] = []  # tokens from there on that it was given
         self._mask: npt.NDArray[np.bool_] | None = None  # of tokens ruled out at `pos`, if known
 
     def restart(self, start: int, after: int | None = None) -> None:
         """From now on the answer that begins at `start` obeys, whatever was said before; `after` as in Grammar.schedule. For
         before the prompt is pushed."""
-        self._matcher.rollback(self._n_consumed)
+        self._matcher = self._grammar._matcher.deep_copy()
         self._start, self._after, self._first = start, after, start if after is None else None
-        self._n_consumed, self._mask = 0, None
+        self._consumed, self._mask = [], None
 
     @property
     def pos(self) -> int:
@@ -124,12 +135,11 @@ class GrammarSchedule:
     def push(self, token: int) -> None:
         pos = self.pos
         self._inner.push(token)
-        if self._first is None:
-            if token == self._after and pos >= self._start:
-                self._first = pos + 1
-        elif pos == self._first + self._n_consumed and self._matcher.validate_tokens([token]) == 1:
+        if self._first is None and token == self._after and pos >= self._start:
+            self._first = pos + self._n_skipped
+        if self._first is not None and pos == self._first + len(self._consumed) and self._matcher.validate_tokens([token]) == 1:
             self._matcher.consume_token(token)
-            self._n_consumed += 1
+            self._consumed.append(token)
         self._mask = None
 
     def truncate(self, pos: int) -> None:
@@ -137,11 +147,15 @@ class GrammarSchedule:
         self._mask = None
         if self._first is None:
             return
-        kept = min(self._n_consumed, max(pos - self._first, 0))
-        if kept < self._n_consumed:
-            self._matcher.rollback(self._n_consumed - kept)
-            self._n_consumed = kept
-        if self._after is not None and pos < self._first:
+        kept = max(pos - self._first, 0)
+        if taken := self._consumed[kept:]:
+            del self._consumed[kept:]
+            if self._grammar._marks.isdisjoint(taken):
+                self._matcher.rollback(len(taken))
+            else:
+                self._matcher = self._grammar._matcher.deep_copy()
+                self._matcher.consume_tokens(self._consumed)
+        if self._after is not None and pos <= self._first - self._n_skipped:
             self._first = None
 
     def params(self) -> SamplingParams:
@@ -162,7 +176,7 @@ class GrammarSchedule:
     @property
     def _holds(self) -> bool:
         """Whether the parser has seen everything up to `pos`, and `pos` is its to judge."""
-        return self._first is not None and self.pos == self._first + self._n_consumed
+        return self._first is not None and self.pos == self._first + len(self._consumed)
 
     def _forbidden(self, n_vocab: int) -> npt.NDArray[np.bool_]:
         if self._mask is None:

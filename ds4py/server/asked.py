@@ -83,6 +83,7 @@ class Asked:
     tools: tuple[Mapping[str, Any], ...] = ()
     found: tuple[Mapping[str, Any], ...] = ()  # tools that came up on the way: callable, and told where they came up
     shown: Mapping[str, Shown] = field(default_factory=dict)  # of both, by name
+    strict: bool = False  # calls must obey the schemas of their tools
     choice: ToolChoice = ToolChoice()
     sampling: Sampling = Sampling()
     think: bool | None = None

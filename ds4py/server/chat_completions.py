@@ -31,15 +31,16 @@ def parse(value: Any, notice: Notice) -> Asked:
     messages = tuple(_message(item) for item in body.objects("messages"))
     if not messages:
         raise bad("messages is missing or empty: there is nothing to answer", "messages")
-    tools, shown = tools_of(body, notice)
+    tools = tools_of(body, notice)
     thought = thinking(body)
     options = body.object("stream_options")
     return Asked(
         model=body.text("model") or "",
         messages=messages,
-        tools=tools,
-        shown=shown,
-        choice=openai_choice(body, tools),
+        tools=tools.functions,
+        shown=tools.shown,
+        strict=tools.strict,
+        choice=openai_choice(body, tools.functions),
         sampling=sampling(body),
         think=thought.think,
         effort=thought.effort,

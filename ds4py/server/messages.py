@@ -38,6 +38,7 @@ def parse(value: Any, notice: Notice) -> Asked:
         model=body.text("model") or "",
         messages=tuple(messages),
         tools=tools,
+        strict=any(tool.flag("strict") is True for tool in body.objects("tools")),
         choice=_choice(body, tools),
         sampling=sampling(body),
         think=thought.think,

@@ -8,6 +8,8 @@ A grammar and thinking: where the prompt leaves the model inside its reasoning, 
 the model would have to open it itself, that is done for it if the request asks for thinking, and else it is told not to think,
 since no mask could know whether it will. A grammar of the answer and tools that may be called: either of the two is held.
 
+Tools that are strict: from the token that begins a call on, its schema holds, so what comes can be read.
+
 A conversation that ends with words of the assistant is continued where they end, without thinking, as Anthropic's API and
 llama.cpp do it.
 """
@@ -65,6 +67,7 @@ class Prompt:
     tools: Sequence[Mapping[str, Any]]  # whose calls are to be read
     grammar: Grammar | None = None
     after: int | None = None  # the grammar begins behind this token
+    marked: bool = False  # ... or with it
     max_tokens: int | None = None
     think_tokens: int | None = None
 
@@ -167,7 +170,11 @@ class Prompting:
             elif think is not False:
                 text = self._render(asked, tools, False)
                 inside = self.chat.opens_thinking(text)
+        marked = grammar is None and asked.strict and bool(tools or found)
+        if marked:
+            grammar, after = self._strict_calls(asked, (*tools, *found))
         ids = self.tokenizer.encode_prompt(text)
+        made = replace(made, marked=marked)
         return replace(made, ids=ids, text=text, inside_thinking=inside, tools=(*tools, *found), grammar=grammar, after=after)
 
     def _render(self, asked: Asked, tools: Sequence[Mapping[str, Any]], think: bool | None) -> PromptText:
@@ -209,6 +216,18 @@ class Prompting:
         either = f"start: calls | answer\nanswer: %json {json.dumps(schema)}\ncalls"
         return self._compiled("lark", either + calls.removeprefix("start"))
 
+    def _strict_calls(self, asked: Asked, tools: Sequence[Mapping[str, Any]]) -> tuple[Grammar | None, int | None]:
+        """(what calls obey once one is begun, the token that begins them), if calls begin with a token of their own and the
+        schemas can be obeyed; else the model's word is taken for it, as it is for tools that are not strict."""
+        syntax, markers = self.chat.call_syntax, self.tokenizer.vocab.markers
+        marker = markers.get(syntax.opener or "")
+        if marker is None:
+            return None, None
+        try:
+            return self._compiled("lark", syntax.grammar(tools, asked.choice.parallel, markers)), marker
+        except Ds4Error:
+            return None, None
+
     def _compiled(self, kind: str, source: Any) -> Grammar:
         with self._lock:
             if self._compiler is None:
@@ -238,7 +257,7 @@ class Prompting:
             if prompt.tools:
                 schedule = ToolSchedule(schedule, self.reader(prompt), n_prompt)
             if prompt.grammar is not None:
-                schedule = prompt.grammar.schedule(schedule, n_prompt, prompt.after)
+                schedule = prompt.grammar.schedule(schedule, n_prompt, prompt.after, prompt.marked)
         return SessionOptions(
             params=prompt.params,
             penalties=prompt.penalties,

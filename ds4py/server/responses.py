@@ -53,15 +53,17 @@ def parse(value: Any, notice: Notice) -> Asked:
         raise bad("input is missing or empty: there is nothing to answer", "input")
     if instructions := body.text("instructions"):
         messages.insert(0, Message("system", instructions))
-    tools, shown = tools_of(body, notice)
+    tools = tools_of(body, notice)
+    given = {tool["function"]["name"] for tool in tools.functions}
     thought = thinking(body)
     return Asked(
         model=body.text("model") or "",
         messages=tuple(messages),
-        tools=tools,
-        found=tuple(tool for name, tool in found.tools.items() if name not in {tool["function"]["name"] for tool in tools}),
-        shown={**found.shown, **shown},
-        choice=openai_choice(body, tools),
+        tools=tools.functions,
+        found=tuple(tool for name, tool in found.tools.items() if name not in given),
+        shown={**found.shown, **tools.shown},
+        strict=tools.strict,
+        choice=openai_choice(body, tools.functions),
         sampling=sampling(body),
         think=thought.think,
         effort=thought.effort,
@@ -124,10 +126,10 @@ def _item(item: Fields, kind: str, notice: Notice, found: _Found) -> Message | N
     if kind == "tool_search_call":
         return Message("assistant", tool_calls=(ToolCall(SEARCH, arguments_of(item, "arguments"), item.text("call_id") or ""),))
     if kind == "tool_search_output":
-        tools, shown = tools_of(item, notice)
-        found.tools.update({tool["function"]["name"]: tool for tool in tools})
-        found.shown.update(shown)
-        lines = [to_json(tool["function"]).decode() for tool in tools]
+        tools = tools_of(item, notice)
+        found.tools.update({tool["function"]["name"]: tool for tool in tools.functions})
+        found.shown.update(tools.shown)
+        lines = [to_json(tool["function"]).decode() for tool in tools.functions]
         told = "\n".join(("These functions can be called now:", *lines)) if lines else "No tool was found."
         return Message("tool", told, tool_call_id=item.text("call_id"))
     notice(f"{item.path('type')} {kind!r:.40}")

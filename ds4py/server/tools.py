@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ds4py.chat import ToolCall
@@ -26,10 +27,18 @@ INPUT: Final = "input"  # the one parameter of a custom tool
 SEARCH: Final = "tool_search"
 
 
-def tools_of(body: Fields, notice: Notice) -> tuple[tuple[Tool, ...], dict[str, Shown]]:
-    """(`tools` in the nested form of Chat Completions, what those stand for that are no plain functions, by name).
+@dataclass(frozen=True)
+class Tools:
+    """functions: in the nested form of Chat Completions; shown: what those stand for that are no plain functions, by name;
+    strict: one of them is, so calls must obey their schemas."""
 
-    Raises Refusal for a tool without a name or with a name twice."""
+    functions: tuple[Tool, ...]
+    shown: Mapping[str, Shown]
+    strict: bool
+
+
+def tools_of(body: Fields, notice: Notice) -> Tools:
+    """`tools` of a request. Raises Refusal for one without a name or with a name twice."""
     found: dict[str, Tool] = {}
     shown: dict[str, Shown] = {}
     for name, tool, stands_for in _all(body, "tools", notice):
@@ -38,7 +47,12 @@ def tools_of(body: Fields, notice: Notice) -> tuple[tuple[Tool, ...], dict[str, 
         found[name] = tool
         if stands_for is not None:
             shown[name] = stands_for
-    return tuple(found.values()), shown
+    return Tools(tuple(found.values()), shown, any(_is_strict(tool) for tool in body.objects("tools")))
+
+
+def _is_strict(tool: Fields) -> bool:
+    inner = tool.object("function") or tool
+    return inner.flag("strict") is True or any(_is_strict(one) for one in inner.objects("tools"))
 
 
 def _all(body: Fields, field: str, notice: Notice) -> Iterator[tuple[str, Tool, Shown | None]]:

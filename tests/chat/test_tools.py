@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from call_texts import GOOD, TOOLS, with_marks
 
 from ds4py.chat import CallStart, ChatFormat, Message, ToolCall, open_format
 from ds4py.chat.calls import CallSyntax
@@ -22,8 +22,6 @@ from ds4py.server.chatml import TEMPLATE
 from ds4py.server.scripted import read_script
 from ds4py.tokenizer import PromptText, Tokenizer, load_tokenizer
 
-SCHEMA = {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}, "required": ["s"]}
-TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
 SAMPLED = '<tool_call>{"arguments":{"s":  "<|im_end|>"},"name":"f"}</tool_call>\n\n<tool_call>\n{"name": "g"}}</tool_call>'
 CALLS = (ToolCall("f", '{"s":  "<|im_end|>"}', "call_1"), ToolCall("g", "{}", "call_2"))
 # Llama 3.2's template in small: calls are a bare object and take the place of the text.
@@ -179,37 +177,6 @@ def test_real_templates(qwen_path: Path, smollm2_path: Path) -> None:
         assert chat.call_syntax == TaggedCalls()
         prompt = chat.render(history("", segments(SAMPLED)), tools=TOOLS)
         assert SAMPLED in str(prompt) and ("<tools></tools> XML tags" in str(prompt)) == has_tools
-
-
-GOOD = {  # a call in each syntax, and what stands between two
-    TaggedCalls(): ('<tool_call>\n{"name": "g", "arguments": {"s": "a<b", "n": 3}}\n</tool_call>', "\n"),
-    TaggedCalls(xml=True): (
-        "<tool_call>\n<function=g>\n<parameter=s>\na</b\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
-        "\n",
-    ),
-    TaggedCalls(glm="\n"): (
-        "<tool_call>g\n<arg_key>s</arg_key>\n<arg_value>a<b</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
-        "\n",
-    ),
-    TaggedCalls(glm=""): (
-        "<tool_call>g<arg_key>s</arg_key><arg_value>a<b</arg_value><arg_key>n</arg_key><arg_value>3</arg_value></tool_call>",
-        "\n",
-    ),
-    BareCalls(): ('{"name": "g", "parameters": {"s": "a<b", "n": 3}}', "; "),
-    MistralCalls(): ('[TOOL_CALLS][{"name": "g", "arguments": {"s": "a<b", "n": 3}}]', ", "),
-    MistralCalls(True): ('[TOOL_CALLS]g[ARGS]{"s": "a<b", "n": 3}', ""),
-    MistralCalls(True, True): ('[TOOL_CALLS]g[CALL_ID]abcdef123[ARGS]{"s": "a<b", "n": 3}', ""),
-}
-
-
-def with_marks() -> Tokenizer:
-    """The scripted vocabulary with the marks of all families as tokens of the types that their files give them."""
-    made = read_script({"replies": [{"pieces": ["x"]}]}, "test", 64)
-    marks = {"[TOOL_CALLS]": 3, "[ARGS]": 3, "[CALL_ID]": 3, "<arg_key>": 4, "</arg_key>": 4, "<arg_value>": 4, "</arg_value>": 4}
-    kv = dict(made.file.kv)
-    kv["tokenizer.ggml.tokens"] = [*kv["tokenizer.ggml.tokens"], *marks]
-    kv["tokenizer.ggml.token_type"] = [*kv["tokenizer.ggml.token_type"], *marks.values()]
-    return load_tokenizer(replace(made.file, kv=kv))
 
 
 @pytest.mark.parametrize("syntax", GOOD, ids=repr)

@@ -322,6 +322,41 @@ def test_a_format_holds_behind_thinking_that_was_asked_for(server: Scripted, fie
             assert must["reasoning_content"] == "plan" and must["tool_calls"]
 
 
+_CHOICES = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": False}
+STRICT = [{"type": "function", "function": {"name": name, "strict": True, "parameters": _CHOICES}} for name in ("f", "g")]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_calls_of_strict_tools_obey_their_schemas_from_their_first_token_on(temperature: float) -> None:
+    """The script writes a number where the schema wants a string, and ends in the middle; the text before the call is free."""
+    broken = ["<tool_call>", *'\n{"name": "f", "arguments": {"a": 5'] + ["<|im_end|>"]
+    script = {"replies": [reply("<think>", "so", "</think>", "Look", ": {", *broken, sharp=14.0)]}
+    flat = [{"type": "function", **tool["function"]} for tool in STRICT]
+    claude = [{"name": "f", "strict": True, "input_schema": STRICT[0]["function"]["parameters"]}]
+    found = []
+    for equip in (plain, copying()):
+        with serving(script, equip=equip) as server:
+            fields = {"temperature": temperature, "seed": 4, "max_tokens": 600}
+            choice = chat_of(server, "x", tools=STRICT, **fields)
+            assert choice["message"]["content"] == "Look: {" and choice["message"]["reasoning_content"] == "so"
+            (call, *_) = choice["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["a"] in ("x", "yy") and call["function"]["name"] in "fg"
+            found.append([(c["function"]["name"], c["function"]["arguments"]) for c in choice["message"]["tool_calls"]])
+            codex = server.ask("/v1/responses", {"input": "x", "tools": flat, "temperature": temperature, "seed": 4}).json
+            assert any(item["type"] == "function_call" and json.loads(item["arguments"]) is not None for item in codex["output"])
+            blocks = server.ask("/v1/messages", chat_body(tools=claude, **fields)).json["content"]
+            assert "_invalid_arguments" not in next(block for block in blocks if block["type"] == "tool_use")["input"]
+            loose = chat_of(server, "x", tools=TOOLS, **fields)["message"]["tool_calls"][0]["function"]["arguments"]
+            assert loose.startswith('{"a": 5')
+    assert found[0] == found[1]
+
+
+def test_strict_tools_with_a_schema_that_cannot_be_obeyed_are_served_as_others(server: Scripted) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": odd}}]
+    assert calls(chat(server, "one_tool", tools=tools)) == [("f", {"a": "x"})]
+
+
 def everything(server: Scripted, temperature: float) -> list[Any]:
     """All scripts through all APIs, streaming and not, without what is random or a time."""
     found: list[Any] = []
