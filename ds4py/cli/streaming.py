@@ -46,6 +46,9 @@ def streaming_of(values: Values, g: GgufFile, log: Terminal) -> Streaming | None
     n_experts, n_bytes = _size(values)
     if n_experts is None and n_bytes is None:
         n_bytes = room if free else None
+    elif free:
+        n_experts = min(n_experts, _count(g)) if n_experts is not None else None
+        n_experts, n_bytes = _within(room, n_experts, n_bytes, round(_GROWTH * experts / _count(g)), log)
     preload = 0 if values.flag("ssd_streaming_cold") else values.integer("ssd_streaming_preload_experts")
     return Streaming(n_experts, n_bytes, values.integer("ssd_streaming_full_layers"), preload)
 
@@ -76,9 +79,27 @@ def free_bytes() -> int:
     return min(int(line.split()[1]) << 10, memory_bytes())
 
 
+def _within(
+    room: int, n_experts: int | None, n_bytes: int | None, expert: int, log: Terminal
+) -> tuple[int | None, int | None]:
+    """What is asked, or less with a note if memory does not hold it; `expert`: the most that one takes."""
+    if n_bytes is not None and n_bytes > room:
+        log.say(f"ds4: {n_bytes / 1e9:.1f} GB for experts are more than is free; using {room / 1e9:.1f} GB")
+        return None, room
+    if n_experts is not None and n_experts * expert > room:
+        log.say(f"ds4: {n_experts:,} experts are more than free memory holds; using {max(1, room // expert):,}")
+        return max(1, room // expert), None
+    return n_experts, n_bytes
+
+
 def _most(g: GgufFile) -> int:
     """Experts of the layer that has most."""
     return max((tensor.shape[2] for name, tensor in g.tensors.items() if "_exps." in name and len(tensor.shape) == 3), default=1)
+
+
+def _count(g: GgufFile) -> int:
+    """Experts of all layers."""
+    return sum(tensor.shape[2] for name, tensor in g.tensors.items() if "_down_exps." in name and len(tensor.shape) == 3) or 1
 
 
 def _size(values: Values) -> tuple[int | None, int | None]:

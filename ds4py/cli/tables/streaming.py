@@ -15,7 +15,7 @@ ROWS: tuple[Option, ...] = (
     ),
     Option(
         "--ssd-streaming-cache-experts",
-        "experts to keep in memory, or GiB for them, such as 2000 or 24GB; capped to what there are",
+        "experts to keep in memory, or GiB for them, such as 2000 or 24GB; less where there are fewer or memory is short",
         "text",
         metavar="N|NGB",
         shown_default="what memory is free",
