@@ -109,7 +109,7 @@ def serving(
 ) -> Iterator[Scripted]:
     made = read_script(script, "test", n_ctx)
     chat = open_format(made.file, made.tokenizer)
-    defaults = defaults or Defaults(params=SamplingParams(0.0))
+    defaults = defaults or Defaults(params=SamplingParams(0.0), strict=False)
     prompting = Prompting(made.tokenizer, chat, n_ctx, made.model.vocab_size, Replays(max_ids), defaults)
     prompts: list[str] = []
 

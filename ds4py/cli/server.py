@@ -141,6 +141,7 @@ def _scripted(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]
     script = open_script(values.text("scripted"), values.integer("ctx"))
     chat = open_format(script.file, script.tokenizer)
     defaults = _defaults(values, "scripted", False if values.flag("nothink") else None)
+    defaults = replace(defaults, strict=False)  # a script says what is written, and its pieces are no tokens that a mask offers
     nothing: Any = None  # there is no model file, and drafts that would read one are refused above
     speculation = open_speculation(values, config_of(values, log), script.engine, nothing, log)
     say_opening(speculation, None, log)

@@ -51,6 +51,7 @@ class Defaults:
     max_tokens: int | None = None
     seed: int | None = None
     move_dates: bool = True
+    strict: bool = True  # strict tools are held to their schemas
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Prompting:
             elif think is not False:
                 text = self._render(asked, tools, False)
                 inside = self.chat.opens_thinking(text)
-        marked = grammar is None and asked.strict and bool(tools or found)
+        marked = grammar is None and asked.strict and self.defaults.strict and bool(tools or found)
         if marked:
             grammar, after = self._strict_calls(asked, (*tools, *found))
         ids = self.tokenizer.encode_prompt(text)

@@ -4,7 +4,8 @@ The idea: everything about a server but the network itself can be tested without
 rest is real. So this is a `protocols.Model` under the real engine: sessions, prefix reuse, drafts, sampling, grammars, stop
 strings and tool calls run as they always do, and only the logits are made up: at each place of a reply the scripted piece is the
 likeliest token by far. Prompts are read as single bytes, so a reply that comes back in a prompt is cut differently from how it
-was written, as with real models.
+was written, as with real models. Masks offer forced text as it would be cut, so a script that a grammar is to hold for is written
+in single characters; tools that clients call strict are taken as others here.
 
 The file is JSON: {"replies": [REPLY, ...]}, and optionally "template", a chat template in Jinja, or "format": "deepseek4", for
 DeepSeek V4's own prompts and DSML calls. A reply has "pieces", each a text, {"hex": "f09f"} for

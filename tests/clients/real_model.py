@@ -73,7 +73,8 @@ def _failed(step: Callable[[Any], None], client: Any) -> int:
 
 
 def chat(client: Any) -> None:
-    for tools in ((), TOOLS):
+    strict: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    for tools in ((), TOOLS, strict):
         asked: dict[str, Any] = {"model": "m", "messages": ASK, "temperature": 0, "max_tokens": 60}
         asked |= {"tools": tools} if tools else {}
         whole = client.chat.completions.create(**asked)
