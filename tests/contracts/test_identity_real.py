@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deepseek4_reference import mtp_weights, spark_weights
 from identity import DEPTH, MODES, SCHEMA, SCRIPTED, Counts, Plain, Subject, run
 from tiny_drafts import KINDS, random_draft
 from tiny_models import ARCHITECTURES, tiny_gguf
-from tiny_v4 import make_tiny
+from tiny_v4 import TinyV4, make_tiny, spark_keys, write_support
 
 from ds4py.chat.grammar import GrammarCompiler
 from ds4py.cli.bench import own_text
@@ -28,6 +29,7 @@ from ds4py.kernels.cpu.target import host_paths
 from ds4py.protocols import SamplingParams
 from ds4py.tokenizer import load_tokenizer
 
+OWN = ("draft-mtp", "deepseek4-dspark")  # of DeepSeek V4 alone
 DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple", *KINDS)
 LEAST = 50
 PAIR = Path(__file__).parents[1] / "golden/pair"
@@ -123,15 +125,28 @@ def test_drafts_that_listen_to_every_other_architecture(backend: str, architectu
     check(run(plain, drafter, drafters, "T 1.3", "base", LEAST, 48), drafter)
 
 
-@pytest.mark.parametrize(("backend", "drafter"), everywhere(product(KINDS), product(["draft-dspark"])))
+@pytest.mark.parametrize(("backend", "drafter"), everywhere(product((*KINDS, *OWN)), product(["draft-dspark"])))
 def test_drafts_that_listen_to_deepseek_v4(backend: str, drafter: str, tmp_path: Path) -> None:
-    """What they hear of a layer there is the mean of its four streams."""
-    make_tiny(hca=32).write(tmp_path / "target.gguf", GgmlType.Q8_0)
+    """What they hear of a layer there is the mean of its four streams; its own drafts, or all streams."""
+    tiny = make_tiny(hca=32)
+    tiny.write(tmp_path / "target.gguf", GgmlType.Q8_0)
     g = open_gguf(tmp_path / "target.gguf")
     engine = open_engine(g, backend)
     plain = Plain(Subject("deepseek4", engine, range(40, 45), [i % 200 + 10 for i in range(400)]), 100)
-    drafters = open_drafters(config_of(drafter, g, tmp_path / "none.gguf"), target_of(engine, g))
+    own = drafter in OWN
+    config = own_draft(drafter, tiny, tmp_path / "own.gguf") if own else config_of(drafter, g, tmp_path / "none.gguf")
+    drafters = open_drafters(config, target_of(engine, g))
     check(run(plain, drafter, drafters, "T 1.3", "base", LEAST, 24), drafter)
+
+
+def own_draft(drafter: str, tiny: TinyV4, path: Path) -> SpecConfig:
+    """One of DeepSeek V4's own, with random weights."""
+    if drafter == "draft-mtp":
+        weights, keys = mtp_weights(tiny.config), {"general.architecture": "deepseek4-mtp"}
+    else:
+        weights, keys = spark_weights(tiny.config, 32, 3), spark_keys([1, 2, 3], 32, 319)
+    write_support(path, weights, tiny.config, keys, GgmlType.Q8_0)
+    return SpecConfig(draft_model=path, accept="exact", conf_min=0.0)
 
 
 @pytest.mark.parametrize(

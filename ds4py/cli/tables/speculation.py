@@ -69,7 +69,7 @@ _DS4 = (
     _later("--mtp", "use the MTP block inside the model file", _MTP, aliases=("--glm-mtp",)),
     _row(
         "--mtp-model",
-        "support file that drafts for the model; the same as --spec-draft-model",
+        "support file that drafts for the model, as with --spec-draft-model: DSpark, or one-stage MTP (see --mtp-draft)",
         "file",
         metavar="FILE",
     ),
