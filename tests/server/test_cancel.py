@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -140,6 +141,15 @@ def test_something_is_said_in_every_phase(server: Scripted, path: str) -> None:
     with server.open("/v1/chat/completions", chat_body("#decode#", stream=True)):
         server.until(lambda: server.running == 1)
         heard(server, path, body("waits"), b"event: ping" if path == "/v1/messages" else b": waiting", 4)
+
+
+def test_the_progress_of_a_prompt_is_told_and_rises() -> None:
+    with serving({"replies": [reply("ok", prefill=2.0)]}, settings=SETTINGS) as server:
+        body = server.ask("/v1/chat/completions", chat_body("z" * 3000, stream=True)).body.decode()
+    told = [tuple(map(int, found)) for found in re.findall(r"^: prefill (\d+)/(\d+)$", body, re.MULTILINE)]
+    assert len(set(told)) > 1 and told == sorted(told), told
+    assert len({total for _, total in told}) == 1 and all(done < total > 3000 for done, total in told)
+    assert "ok" in body
 
 
 def test_a_held_back_call_is_no_silence(server: Scripted) -> None:
