@@ -10,13 +10,14 @@ The invariant: nothing drafts unless an option asked for it, and one line at the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ds4py.cli.options import for_command
+from ds4py.cli.options import environment, for_command
 from ds4py.cli.parsing import Values
 from ds4py.cli.placing import cpus_of, processors
 from ds4py.cli.terminal import Terminal
@@ -189,6 +190,8 @@ def config_of(values: Values, log: Terminal) -> SpecConfig:
         config = replace(config, draft_model=g)
         types = types or (recognise(g),)
         config = _scheduled(values, _for_mtp(values, config, types, log), types)
+        if "draft-dspark" in types:
+            _say_unread(values, log)
     if synthetic and not config.types and config.draft_model is None:
         raise UsageError("synthetic acceptance needs something that drafts: add --spec-type")
     if values.has("spec_synth_rates"):
@@ -217,6 +220,14 @@ def _scheduled(values: Values, config: SpecConfig, types: tuple[str, ...]) -> Sp
     if "draft-dspark" not in types or not values.has("dspark_scheduler") or values.was_given("--spec-depth"):
         return config
     return replace(config, depth="ds4" if values.text("dspark_scheduler") == "1" else "fixed")
+
+
+def _say_unread(values: Values, log: Terminal) -> None:
+    """One line for ds4's tuning names of DSpark that are set and mean nothing here."""
+    known = environment(values.command)
+    unread = sorted(name for name in os.environ if name.startswith("DS4_DSPARK_") and name not in known)
+    if unread:
+        log.say(f"ds4: {', '.join(unread)} {'is' if len(unread) == 1 else 'are'} set and not read: there is nothing to tune here")
 
 
 def rows_needed(config: SpecConfig) -> int:

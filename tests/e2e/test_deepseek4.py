@@ -151,6 +151,10 @@ def test_ds4_s_environment_is_read(ds4: Ds4, monkeypatch: pytest.MonkeyPatch, tm
             assert "depth by cost" in ds4("--temp 0 --dspark --mtp-model {support} --spec-depth cost")[2]
         monkeypatch.delenv(f"DS4_DSPARK_{name}")
     assert log.read_text().count('"evt"') > 20
+    monkeypatch.setenv("DS4_DSPARK_SCHEDULER_WINDOW", "8")
+    monkeypatch.setenv("DS4_DSPARK_PROBE", "1")
+    said = "DS4_DSPARK_PROBE, DS4_DSPARK_SCHEDULER_WINDOW are set and not read"
+    assert said in ds4("--temp 0 -n 2 --dspark --mtp-model {support}")[2] and said not in ds4("--temp 0 -n 2")[2]
     monkeypatch.setenv("DS4_DSPARK_SCHEDULER", "off")
     code, out, err = ds4("--temp 0 --dspark --mtp-model {support}")
     assert code == 2 and "DS4_DSPARK_SCHEDULER (environment, for --dspark-scheduler) must be 0 or 1, not 'off'" in err
