@@ -128,7 +128,7 @@ def attend(t: Target, d: int, n_q: int, softcap: bool) -> Builder:
                 for q0 in range(0, n_q, at_once(t, n_q)):
                     some = min(at_once(t, n_q), n_q - q0)
                     head = row * n_heads + kv * n_q + q0
-                    part.scores(q + head * (d * 4), some, scale, cap if softcap else None, q0 == 0)
+                    part.scores(q + head * (d * 4), some, scale, cap if softcap else None, q0 == 0 and some > 4)
                     slots = [_Slot(cells, f, d, head + i) for i in range(some)]
                     for i, slot in enumerate(slots):
                         peak, total = part.softmax(i)
@@ -156,7 +156,7 @@ def _seen(f: Fn, row: Val, pos_at: Val, tables: Val, cache: Val, first_at: Val, 
 class _Part:
     """Positions lo..hi of one chunk for some queries, whose scores lie one chunk after another."""
 
-    cold: Val  # whether keys and values are to be fetched from memory
+    cold: Val  # whether keys and values come from memory: a token's worth of weights has passed through the caches since
 
     def __init__(self, f: Fn, t: Target, d: int, keys: Val, values: Val, capacity: Val, lo: Val, hi: Val, scores: Val):
         self.f, self.t, self.d, self.keys, self.values = f, t, d, keys, values
@@ -167,9 +167,23 @@ class _Part:
 
     def scores(self, queries: Val, n: int, scale: Val, cap: Val | None, fetch: bool) -> None:
         """scale * q . k of n queries; unseen positions of the outer tiles get minus infinity. fetch: values are next."""
+        f = self.f
+        with f.b.if_else(self.cold.v) as (cold, warm):
+            with cold:
+                self._by_tiles(queries, n, scale, cap, 1, fetch)
+            with warm:
+                self._by_tiles(queries, n, scale, cap, self._tiles_at_once)
+        begin, end = self.lo - self.tile0 * TILE, self.hi - self.tile0 * TILE
+        for i in range(n):
+            for first, last in ((f.i64(0), begin), (end, (self.tile1 - self.tile0) * TILE)):
+                with f.loop(first, last) as p:
+                    f.store(self._at(i, p), f.c(F32, MINUS), 4)
+
+    def _by_tiles(self, queries: Val, n: int, scale: Val, cap: Val | None, step: int, fetch: bool = False) -> None:
+        """By `step` tiles: two share a query's value; one after another is what the processor foresees when it reads memory (a
+        third faster there)."""
         f, t, d = self.f, self.t, self.d
-        step = self._tiles_at_once
-        vectors = [(tile, part) for tile in range(step) for part in range(t.parts)]  # two at a time share a query's value
+        vectors = [(tile, part) for tile in range(step) for part in range(t.parts)]
         with f.loop(self.tile0, self.tile1, step) as tile:
             offsets = [(tile + i) % self.n_tiles * (d * 2 * TILE) for i in range(step)]
             if fetch:
@@ -184,19 +198,12 @@ class _Part:
                             limit = f.splat(cap, t.lanes)
                             v = limit * (f.c(v.type, 1.0) - f.c(v.type, 2.0) / (exp(f, t, v / limit * 2.0) + 1.0))
                         f.store(self._at(k, (tile + i - self.tile0) * TILE + part * t.lanes), v, 4)
-        begin, end = self.lo - self.tile0 * TILE, self.hi - self.tile0 * TILE
-        for i in range(n):
-            for first, last in ((f.i64(0), begin), (end, (self.tile1 - self.tile0) * TILE)):
-                with f.loop(first, last) as p:
-                    f.store(self._at(i, p), f.c(F32, MINUS), 4)
 
     def _prefetch(self, offsets: list[Val]) -> None:
-        """Ask for these tiles' values, if no row before this one has had them: a token's worth of weights has passed through the
-        caches since, and the processor itself asks for values only once it has seen some of them read."""
-        with self.f.when(self.cold):
-            for offset in offsets:
-                for o in range(0, TILE * self.d * 2, 64):
-                    self.f.prefetch(self.values + offset + o)
+        """Ask for these tiles' values. That pays where scores take long enough to bring them (measured: 7 queries, not 3)."""
+        for offset in offsets:
+            for o in range(0, TILE * self.d * 2, 64):
+                self.f.prefetch(self.values + offset + o)
 
     def _products(self, queries: Val, keys: list[Val], n: int) -> list[list[Val]]:
         """q . k of n queries for each vector of keys, in one sum over d, or two interleaved ones where that leaves units idle."""
