@@ -201,7 +201,7 @@ def config_of(values: Values, log: Terminal) -> SpecConfig:
 
 def _for_mtp(values: Values, config: SpecConfig, types: tuple[str, ...], log: Terminal) -> SpecConfig:
     """ds4's settings of one-stage MTP: --mtp-draft counts the token that the model chooses itself, and is 1 where nobody says, so
-    that --mtp-model alone loads and drafts nothing. llama.cpp's --spec-draft-n-max counts guesses."""
+    that --mtp-model alone loads and drafts nothing. llama.cpp's --spec-draft-n-max counts guesses, and its --spec-type asks."""
     given = [name for name in ("--mtp-draft", "--mtp-margin") if values.was_given(name)]
     if "draft-mtp" not in types:
         if given:
@@ -209,7 +209,7 @@ def _for_mtp(values: Values, config: SpecConfig, types: tuple[str, ...], log: Te
         return config
     if values.was_given("--mtp-draft") and values.has("spec_draft_n_max"):
         raise UsageError("--mtp-draft and --spec-draft-n-max set the same length: give one of them")
-    if not given and not values.has("mtp_model"):
+    if not given and (not values.has("mtp_model") or values.texts("spec_type")):
         return config
     n_max = config.n_max if values.has("spec_draft_n_max") else values.integer("mtp_draft") - 1
     return replace(config, n_max=n_max, margin=values.number("mtp_margin"))

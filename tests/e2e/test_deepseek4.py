@@ -78,8 +78,9 @@ def test_one_stage_mtp_drafts_when_it_is_asked_to(ds4: Ds4) -> None:
     """As in ds4 --mtp-draft is 1 where nobody says, which is the model's own token; -md drafts as in llama.cpp."""
     code, out, err = ds4("--temp 0 --mtp-model {mtp}")
     assert code == 0 and drafted(err) == 0 and "off, because of --mtp-draft 1; draft-mtp with mtp.gguf" in err
-    code, again, err = ds4("--temp 0 -md {mtp} --spec-depth fixed")
-    assert code == 0 and again == out and drafted(err) > 20 and "up to 3 tokens ahead" in err
+    for named in ("-md {mtp}", "--spec-type draft-mtp --mtp-model {mtp}"):
+        code, again, err = ds4(f"--temp 0 {named} --spec-depth fixed")
+        assert code == 0 and again == out and drafted(err) > 20 and "up to 3 tokens ahead" in err
     assert "warning: flash.gguf does not say which checkpoint it is of; if mtp.gguf was not made for that of flash.gguf" in err
     for options in ("--mtp-model {support} --mtp-draft 2 --mtp-margin 1", "--dspark --mtp-model {support} --mtp-draft 9"):
         code, again, err = ds4(f"--temp 0 {options}")
