@@ -14,13 +14,13 @@ from ds4py.errors import UsageError
 from ds4py.gguf import GgmlType
 from ds4py.kernels.cpu import CpuKernels
 from ds4py.kernels.cpu.measure import Figure, planned, products, read_limit
-from ds4py.kernels.cpu.target import PATHS, host_paths, needs, target_for
+from ds4py.kernels.cpu.target import PATHS, candidates, host_paths, needs
 from ds4py.quants import QUANTS
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 N_BYTES = 64 << 20  # of weights per type: more than an L3 cache leaves a core
 LEAST = 0.15  # seconds of passes per line
-AMX = "amx"  # taken only when asked for, so it is no path of `host_paths`
+AMX = "amx"  # has the bits of avx512, so it is no path of `host_paths`
 CSV_HEADER = "path,type,rows,us_per_matrix,gb_per_s,of_limit,implementation"
 _COLUMNS = f"{'path':8}{'type':9}{'rows':>5}{'us/matrix':>12}{'x 1 row':>9}{'GB/s':>8}{'of limit':>10}   implementation"
 
@@ -45,7 +45,7 @@ def kernel_bench(values: Values, n_bytes: int = N_BYTES, least: float = LEAST, r
             lines.append(csv_line(figure, limit))
         kernels.executor.close()
         print("\n".join(fallbacks(path, refused)) + "\n")
-    if ":" not in values.text("backend") and not runs(AMX):
+    if ":" not in values.text("backend") and AMX not in candidates():
         print(f"cpu:{AMX}: not available, it needs {', '.join(needs(AMX))}; up to 8 rows it is cpu:avx512\n{_COLUMNS}")
         for figure in planned(AMX, list(QUANTS), rows):
             print(f"{figure.path:8}{figure.type:9}{figure.rows:5}{figure.refusal:>39}   {figure.implementation}")
@@ -61,15 +61,7 @@ def wanted_paths(values: Values) -> tuple[str, ...]:
     kind, _, path = values.text("backend").partition(":")
     if kind not in ("auto", "cpu"):
         raise UsageError(f"--kernels measures the CPU backend: --backend must be cpu or cpu:PATH, not {values.text('backend')}")
-    return (path,) if path else ((AMX,) if runs(AMX) else ()) + host_paths()
-
-
-def runs(path: str) -> bool:
-    """Whether this processor has what `path` needs, and the system lets it be used."""
-    try:
-        return target_for(path) is not None
-    except UsageError:
-        return False
+    return (path,) if path else candidates()
 
 
 def shown(figure: Figure, first: float, limit: float) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ds4py.cli import bench
-from ds4py.cli.kernel_bench import CSV_HEADER, kernel_bench, runs
+from ds4py.cli.kernel_bench import CSV_HEADER, kernel_bench
 from ds4py.cli.parsing import parse
 from ds4py.kernels.cpu import CpuKernels, matmul
 from ds4py.kernels.cpu.executor import RECORD
 from ds4py.kernels.cpu.measure import read_limit
-from ds4py.kernels.cpu.target import host_paths
+from ds4py.kernels.cpu.target import candidates, host_paths
 from ds4py.quants import QUANTS
 
 
@@ -24,7 +24,7 @@ def test_every_type_path_and_row_count_has_a_line(tmp_path: Path, capsys: pytest
     header, *csv_lines = (tmp_path / "k.csv").read_text().splitlines()
     assert header == CSV_HEADER
     cells = [line.split(",", 6) for line in csv_lines if not line.endswith('(not available)"')]
-    paths = ("amx",) * runs("amx") + host_paths()
+    paths = candidates()
     computed = [kind.name for kind in QUANTS if kind.name != "Q8_K"]
     assert [(path, kind, int(rows)) for path, kind, rows, *_ in cells] == [
         (path, kind, rows) for path in paths for kind in computed for rows in (1, 6, 64)
@@ -37,7 +37,7 @@ def test_every_type_path_and_row_count_has_a_line(tmp_path: Path, capsys: pytest
     floats = ("F32", "F16", "BF16", "IQ2_XXS")
     assert all(name.startswith(("micro_", "few_", "tiles_")) or kind in floats for (_, kind, _), name in code.items())
     told = capsys.readouterr().out
-    if not runs("amx"):  # what this processor cannot run is listed all the same
+    if "amx" not in paths:  # what this processor cannot run is listed all the same
         assert 'amx,Q4_K,64,,,,"tiles_p4m: tdpbssd, 16 x 16 tiles (not available)"' in csv_lines
         assert "cpu:amx: not available, it needs" in told
     assert told.count("no kernel: Q8_K") == len(paths) and "IQ3_S" in told
