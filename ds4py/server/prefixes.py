@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ds4py.engine import Engine, Session, SessionOptions
-from ds4py.server.spelling import Spelling, continued, spell_prompt, spell_tokens
+from ds4py.server.spelling import Spelling, common_len, n_kept, resumed, spell_prompt, spell_tokens
 from ds4py.tokenizer import PromptText, Tokenizer
 
 _FEW: Final = 256  # tokens that may be lost without a second thought, and fewer than which are not worth copying
@@ -33,6 +33,15 @@ class Kept:
     used: int = 0
     spelled: Spelling | None = None
     drafts_decide: bool | None = None  # the kind of drafter it has; None: none yet
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What a session has of a prompt: tokens that are equal, and tokens of its own that spell the prompt's beginning."""
+
+    kept: Kept
+    equal: int
+    alike: int
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,11 @@ class Prefixes:
 
     def take(self, ids: Sequence[int], prompt: PromptText | None) -> Taken:
         """A session for the prompt `ids`, which `prompt` spells (None: it has no text)."""
+        ids = list(ids)
         spelled = spell_prompt(self._tokenizer, prompt, ids[0]) if prompt is not None else None
-        found = [self._shared(kept, ids, prompt, spelled) for kept in self._all]
-        best = max(found, key=lambda taken: (taken.shared, taken.kept.used), default=None)
+        found = [self._shared(kept, ids, spelled) for kept in self._all]
+        most = max(found, key=lambda shared: (max(shared.equal, shared.alike), shared.kept.used), default=None)
+        best = self._taken(most, ids, prompt, spelled) if most is not None else None
         if best is None or (self._loses(best) and self._make_room(len(ids), best.kept)):
             best = self._another(ids, best)
         self._clock += 1
@@ -82,19 +93,23 @@ class Prefixes:
         if kept in self._all:
             self._all.remove(kept)
 
-    def _shared(self, kept: Kept, ids: Sequence[int], prompt: PromptText | None, spelled: Spelling | None) -> Taken:
-        """What `kept` has of a prompt: by its own tokens as far as texts agree, or by equal tokens if those are more."""
-        tokens = kept.session.tokens
-        n = min(len(tokens), len(ids))
-        equal = next((i for i in range(n) if tokens[i] != ids[i]), n)
-        if prompt is None or spelled is None:
-            return Taken(kept, ids, equal)
+    def _shared(self, kept: Kept, ids: list[int], spelled: Spelling | None) -> _Shared:
+        """What `kept` has of a prompt. This is asked of every session for every request, so it encodes nothing."""
+        equal = common_len(kept.session.tokens, ids)
+        if spelled is None:
+            return _Shared(kept, equal, 0)
         if kept.spelled is None:
-            kept.spelled = spell_tokens(self._tokenizer, tokens)
-        alike, own = continued(self._tokenizer, tokens, kept.spelled, prompt, spelled)
-        if alike <= equal or len(own) >= self._engine.n_ctx:
-            return Taken(kept, ids, equal)
-        return Taken(kept, own, alike)
+            kept.spelled = spell_tokens(self._tokenizer, kept.session.tokens)
+        return _Shared(kept, equal, n_kept(self._tokenizer, kept.session.tokens, kept.spelled, spelled))
+
+    def _taken(self, shared: _Shared, ids: list[int], prompt: PromptText | None, spelled: Spelling | None) -> Taken:
+        """The prompt by the session's own tokens as far as texts agree, or by equal tokens if those are more."""
+        kept = shared.kept
+        if prompt is not None and spelled is not None and kept.spelled is not None and shared.alike > shared.equal:
+            own = resumed(self._tokenizer, kept.session.tokens[: shared.alike], kept.spelled, prompt, spelled)
+            if len(own) < self._engine.n_ctx:
+                return Taken(kept, own, shared.alike)
+        return Taken(kept, ids, shared.equal)
 
     def _loses(self, taken: Taken) -> bool:
         """Whether going on with it would destroy more than a little of another conversation."""

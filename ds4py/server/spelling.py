@@ -9,6 +9,7 @@ the prompt, it may also end between two of the prompt's segments. The invariant:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,32 +44,36 @@ def continued(
     tokenizer: Tokenizer, tokens: Sequence[int], session: Spelling, prompt: PromptText, spelled: Spelling
 ) -> tuple[int, list[int]]:
     """(how many of `tokens` the prompt keeps, the prompt's ids that begin with them)."""
+    n = n_kept(tokenizer, tokens, session, spelled)
+    return n, resumed(tokenizer, tokens[:n], session, prompt, spelled) if n else []
+
+
+def n_kept(tokenizer: Tokenizer, tokens: Sequence[int], session: Spelling, spelled: Spelling) -> int:
+    """How many of a session's tokens a prompt keeps: as far as the spellings agree, up to a marker, or all of them where the
+    session ends between segments. It costs no encoding, for it is asked of every session."""
     common = common_len(session.data, spelled.data)
-    n = _last_cut(tokenizer, tokens, session, spelled, common)
-    if n == 0:
-        return 0, []
-    at = session.ends[n - 1]
-    first = len(spelled.ends) - len(prompt.segments)  # a BOS that was put in front has no segment
-    rest = [segment for segment, end in zip(prompt.segments, spelled.ends[first:], strict=True) if end > at]
-    return n, [*tokens[:n], *tokenizer.encode_prompt(PromptText(tuple(rest)), add_bos=False)]
-
-
-def _last_cut(tokenizer: Tokenizer, tokens: Sequence[int], session: Spelling, spelled: Spelling, common: int) -> int:
-    """The largest number of tokens within `common` bytes that ends at a marker, or at the session's end between segments."""
     markers = frozenset(tokenizer.vocab.markers.values())
     whole = len(tokens)
     if whole and session.ends[-1] <= common and session.ends[-1] in spelled.ends:
         return whole
-    for n in range(whole, 0, -1):
-        if session.ends[n - 1] > common:
-            continue
+    for n in range(bisect_right(session.ends, common), 0, -1):
         if tokens[n - 1] in markers or (n < whole and tokens[n] in markers and session.ends[n] <= common):
             return n
     return 0
 
 
-def common_len(a: bytes, b: bytes) -> int:
-    """Length of the longest common prefix."""
+def resumed(
+    tokenizer: Tokenizer, kept: Sequence[int], session: Spelling, prompt: PromptText, spelled: Spelling
+) -> list[int]:
+    """The prompt's ids, beginning with the `kept` tokens of the session (see `n_kept`; not none)."""
+    at = session.ends[len(kept) - 1]
+    first = len(spelled.ends) - len(prompt.segments)  # a BOS that was put in front has no segment
+    rest = [segment for segment, end in zip(prompt.segments, spelled.ends[first:], strict=True) if end > at]
+    return [*kept, *tokenizer.encode_prompt(PromptText(tuple(rest)), add_bos=False)]
+
+
+def common_len(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix of two values of one type."""
     n = min(len(a), len(b))
     low, step = 0, 4096
     while low < n:

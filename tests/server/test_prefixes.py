@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_server import TOOLS, Scripted, calls_of, chat_body, reply, serving
@@ -104,6 +105,31 @@ def test_a_small_budget_keeps_one_conversation() -> None:
         for text in ("a", "b", "c", "d", "a"):
             ask(server, [user(text * 900)])
         assert server.worker.gauges()["ds4_sessions"] == 3
+
+
+def test_many_kept_conversations_do_not_delay_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compared with the prompt, but only the one that is taken has the prompt's rest cut into tokens."""
+    with serving({"replies": [reply("ok")]}) as server:
+        for i in range(6):
+            ask(server, [system(f"Agent {i}. {SYSTEM}"), user("a")])
+        n_encoded: list[int] = []
+        prefixes = server.worker._prefixes
+
+        class Counting:
+            def __init__(self, tokenizer: Any) -> None:
+                self._inner = tokenizer
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._inner, name)
+
+            def encode_prompt(self, prompt: PromptText, **options: Any) -> Any:
+                n_encoded.append(len(str(prompt)))
+                return self._inner.encode_prompt(prompt, **options)
+
+        monkeypatch.setattr(prefixes, "_tokenizer", Counting(prefixes._tokenizer))
+        _, n, cached = ask(server, [system(f"Agent 3. {SYSTEM}"), user("a"), {"role": "assistant", "content": "ok"}, user("b")])
+        assert n - cached < 60 and server.worker.gauges()["ds4_sessions"] == 6
+        assert len(n_encoded) == 1 and n_encoded[0] < 100, n_encoded
 
 
 def test_edited_and_shortened_prompts_answer_as_if_cold() -> None:
