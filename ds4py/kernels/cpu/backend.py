@@ -180,7 +180,7 @@ class CpuKernels:
         """Address of the table of few.by_rows."""
         if form not in self._few:
             table = np.full(few.MOST_ROWS + 1, self.tiles_kernel(form), np.int64)
-            for n in few.counts(self.library.target):
+            for n in few.counts(self.library.target, form)[: few.MOST_ROWS - 1]:
                 table[n] = self.few_kernel(form, n)
             self._few[form] = table
         return int(self._few[form].ctypes.data)

@@ -106,7 +106,7 @@ def planned(path: str, kinds: Sequence[GgmlType], rows: Sequence[int]) -> Iterat
     for kind in kinds:
         form = FORM_OF.get(kind)
         for n in rows if form else ():
-            if form and n > matmul.most_rows(t, form) and n not in few.counts(t):
+            if form and n > matmul.most_rows(t, form) and n not in few.counts(t, form):
                 yield Figure(path, kind.name, n, _many_rows(f"tiles_{form.name}", t), refusal="not available")
 
 

@@ -332,7 +332,7 @@ class Recorder:
 
     def _many_rows(self, form: Packed, n_rows: int) -> int:
         """The kernel for rows in tiles."""
-        if n_rows in few.counts(self.backend.library.target):
+        if n_rows in few.counts(self.backend.library.target, form):
             return self.backend.few_kernel(form, n_rows)
         return self.backend.tiles_kernel(form)
 
