@@ -20,6 +20,8 @@ from ds4py.server import chat_completions, messages
 from ds4py.server.asked import Refusal
 from ds4py.server.sse import to_json
 
+_MOST: Final = 900  # requests at a time, a little fewer than connections: beyond those uvicorn answers, in no API's form
+_RETRY_SECONDS: Final = 5
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _CORS: Final = {
     "Access-Control-Allow-Origin": "*",
@@ -46,6 +48,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
+        self._n_active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,11 +59,22 @@ class Guard:
         if scope["method"] == "OPTIONS":
             await Response(status_code=204)(scope, receive, send)
             return
-        refusal = self._refused(headers, scope["path"])
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
+        refusal = self._refused(headers, scope["path"]) or self._crowded(scope["path"])
+        if refusal is not None:
             await error_response(scope["path"], refusal)(scope, receive, send)
+            return
+        self._n_active += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._n_active -= 1
+
+    def _crowded(self, path: str) -> Refusal | None:
+        if self._n_active < _MOST or path == "/health":
+            return None
+        refusal = Refusal(503, f"{self._n_active} requests are waiting or being answered; try again later")
+        refusal.retry_after = _RETRY_SECONDS
+        return refusal
 
     def _refused(self, headers: Mapping[str, str], path: str) -> Refusal | None:
         host = headers.get("host", "")

@@ -111,6 +111,21 @@ def test_keys_and_pages() -> None:
         assert server.ask("/v1/chat/completions", chat_body(), {"x-api-key": "\xff"}).status == 401
 
 
+def test_too_many_requests_at_a_time_are_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ds4py.server.guard._MOST", 2)
+    with serving({"replies": [reply("tick ", endless=True, delay=0.02, when="#slow#"), reply("ok")]}) as server:
+        slow = [server.open(path, chat_body("#slow#", stream=True)) for path in ("/v1/chat/completions", "/v1/messages")]
+        server.until(lambda: server.running + server.queued == 2)
+        openai, anthropic = (server.ask(path, chat_body()) for path in ("/v1/chat/completions", "/v1/messages"))
+        assert openai.status == anthropic.status == 503 and int(openai.headers["retry-after"]) > 0
+        assert openai.json["error"]["type"] == "server_error" and anthropic.json["error"]["type"] == "overloaded_error"
+        assert server.ask("/health").status == 200
+        for made in slow:
+            made.close()
+        server.until(lambda: server.running + server.queued == 0)
+        server.until(lambda: server.ask("/v1/chat/completions", chat_body()).status == 200)
+
+
 def raw(server: Scripted, data: bytes, seconds: float = 20.0) -> bytes:
     """What the server answers to these bytes before it closes or falls silent."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as made:
