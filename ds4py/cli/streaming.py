@@ -47,8 +47,7 @@ def streaming_of(values: Values, g: GgufFile, log: Terminal) -> Streaming | None
     if n_experts is None and n_bytes is None:
         n_bytes = room if free else None
     elif free:
-        n_experts = min(n_experts, _count(g)) if n_experts is not None else None
-        n_experts, n_bytes = _within(room, n_experts, n_bytes, round(_GROWTH * experts / _count(g)), log)
+        n_experts, n_bytes = _within(room, n_experts, n_bytes, _count(g), round(_GROWTH * experts), log)
     preload = 0 if values.flag("ssd_streaming_cold") else values.integer("ssd_streaming_preload_experts")
     return Streaming(n_experts, n_bytes, values.integer("ssd_streaming_full_layers"), preload)
 
@@ -80,15 +79,17 @@ def free_bytes() -> int:
 
 
 def _within(
-    room: int, n_experts: int | None, n_bytes: int | None, expert: int, log: Terminal
+    room: int, n_experts: int | None, n_bytes: int | None, n_all: int, all_bytes: int, log: Terminal
 ) -> tuple[int | None, int | None]:
-    """What is asked, or less with a note if memory does not hold it; `expert`: the most that one takes."""
+    """What is asked, or less with a note if memory does not hold it. The model has n_all experts, which take all_bytes at most; a
+    draft may have more, for which there is room if all of the model's fit."""
     if n_bytes is not None and n_bytes > room:
         log.say(f"ds4: {n_bytes / 1e9:.1f} GB for experts are more than is free; using {room / 1e9:.1f} GB")
         return None, room
-    if n_experts is not None and n_experts * expert > room:
-        log.say(f"ds4: {n_experts:,} experts are more than free memory holds; using {max(1, room // expert):,}")
-        return max(1, room // expert), None
+    if n_experts is not None and min(n_experts, n_all) * all_bytes > room * n_all:
+        fitting = max(1, room * n_all // all_bytes)
+        log.say(f"ds4: {n_experts:,} experts are more than free memory holds; using {fitting:,}")
+        return fitting, None
     return n_experts, n_bytes
 
 
