@@ -86,7 +86,7 @@ class Library:
     def emit(self, name: str, builder: Builder) -> bytes:
         """Object code of one kernel, bypassing the cache."""
         module = ir.Module(name)
-        module.triple = llb.get_process_triple()
+        module.triple = triple_of(self.target)
         builder(module, name)
         parsed = llb.parse_assembly(str(module))
         parsed.verify()
@@ -100,7 +100,7 @@ class Library:
     def assembly(self, name: str, builder: Builder) -> str:
         """Assembly text of one kernel, for people and for tests of instruction selection."""
         module = ir.Module(name)
-        module.triple = llb.get_process_triple()
+        module.triple = triple_of(self.target)
         builder(module, name)
         return self._machine.emit_assembly(llb.parse_assembly(str(module)))
 
@@ -125,8 +125,13 @@ class Library:
         return code
 
 
+def triple_of(target: Target) -> str:
+    """LLVM's name of the system that code for `target` runs on."""
+    return target.triple or str(llb.get_process_triple())
+
+
 def _machine(target: Target) -> llb.TargetMachine:
-    triple = llb.Target.from_triple(llb.get_process_triple())
+    triple = llb.Target.from_triple(triple_of(target))
     return triple.create_target_machine(cpu=target.cpu, features=target.features, opt=2, codemodel="jitdefault", jit=True)
 
 

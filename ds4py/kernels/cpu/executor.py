@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from llvmlite import ir
 
-from ds4py.kernels.cpu.compile import Builder, Library
+from ds4py.kernels.cpu.compile import Builder, Library, triple_of
 from ds4py.kernels.cpu.ir import I32, I64, VOID, Fn, Val, Var, const
 from ds4py.kernels.cpu.target import Target
 
@@ -58,7 +58,7 @@ def _relax(f: Fn, t: Target) -> None:
     """Tell the core that this is a spin loop."""
     if t.x86:
         f.call(f.declare("llvm.x86.sse2.pause", VOID, []))
-    elif t.path == "plain" and os.uname().machine in ("aarch64", "arm64"):
+    elif triple_of(t).startswith(("aarch64", "arm64")):
         f.call(f.declare("llvm.aarch64.hint", VOID, [I32]), f.c(I32, 1))
 
 

@@ -45,6 +45,7 @@ class Target:
     half: bool  # hardware f16 <-> f32
     x86: bool
     matrix: bool = False  # AMX
+    triple: str = ""  # of the system that code is made for, as LLVM names it; "": this one
 
     @property
     def parts(self) -> int:
@@ -77,8 +78,8 @@ def needs(path: str) -> tuple[str, ...]:
     return _NEEDS[path]
 
 
-def is_x86() -> bool:
-    return llb.get_process_triple().startswith(("x86_64", "i686", "amd64"))
+def is_x86(triple: str = "") -> bool:
+    return (triple or llb.get_process_triple()).startswith(("x86_64", "i686", "amd64"))
 
 
 def target_for(path: str | None = None) -> Target:
@@ -94,13 +95,14 @@ def target_for(path: str | None = None) -> Target:
     return describe(path)
 
 
-def describe(path: str) -> Target:
-    """The target of `path`, whether or not this CPU can run it (code for another machine can be emitted and inspected)."""
+def describe(path: str, triple: str = "") -> Target:
+    """The target of `path`, whether or not this CPU can run it (code for another machine, also one of the system `triple`, can be
+    emitted and inspected)."""
     if path == "amx":
         return replace(describe("avx512"), features="+amx-tile,+amx-int8", matrix=True)
     if path == "avx512":
         return Target(path, "cascadelake", "", 16, True, True, True)  # the first with VNNI: no later instruction may slip in
     if path == "avx2":
         return Target(path, "haswell", "", 8, True, True, True)
-    x86 = is_x86()
-    return Target(path, "x86-64" if x86 else "generic", "", 4, not x86, not x86, x86)
+    x86 = is_x86(triple)
+    return Target(path, "x86-64" if x86 else "generic", "", 4, not x86, not x86, x86, triple=triple)

@@ -1,0 +1,66 @@
+"""How much of a decoded token is Python: the time outside compiled kernels, as a share of the whole.
+
+    python tests/scripts/python_share.py MODEL.gguf [--tokens 200] [--threads 2] [--temp 0.8]
+
+Counts as compiled what passes between entering and leaving the executor's programs and the compiled draw of a token; all else of
+`Session.generate` (schedule, accept rule, recording lookups, cells) is Python. Goal: at most 5 %. Printed, not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ds4py.engine import Engine, EngineOptions, SessionOptions
+from ds4py.gguf import open_gguf
+from ds4py.kernels.cpu import CpuKernels
+from ds4py.protocols import SamplingParams
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--temp", type=float, default=0.0)
+    args = parser.parse_args()
+    engine = Engine.open(open_gguf(args.model), EngineOptions(n_ctx=args.tokens + 64, threads=args.threads))
+    kernels = engine.kernels
+    assert isinstance(kernels, CpuKernels)
+    compiled = [0.0]
+
+    def timed(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return run(*arguments)
+            finally:
+                compiled[0] += time.perf_counter() - begun
+
+        return call
+
+    kernels.executor.run = timed(kernels.executor.run)  # type: ignore[method-assign]
+    kernels._drawer = timed(kernels._drawer)  # type: ignore[assignment]
+    session = engine.session(SessionOptions(SamplingParams(args.temp)))
+    session.sync(list(range(1, 21)))
+    whole, inside = list[float](), list[float]()
+    begun = time.perf_counter()
+    for _ in session.generate(args.tokens):
+        now = time.perf_counter()
+        whole.append(now - begun)
+        inside.append(compiled[0])
+        compiled[0], begun = 0.0, now
+    token, outside = median(whole[5:]), median(w - i for w, i in zip(whole[5:], inside[5:], strict=True))
+    print(f"{kernels.name}, {kernels.n_threads} threads, {len(whole)} tokens, temperature {args.temp:g}")
+    share = f"{outside / token:.1%} (medians; goal: at most 5 %)"
+    print(f"a token {1000 * token:.2f} ms, of it Python {1000 * outside:.3f} ms: {share}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
