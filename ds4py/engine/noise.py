@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from ds4py.kernels.exact import F64, GOLDEN, MUL_1, MUL_2, U64, gumbel, random_bits
@@ -56,8 +57,12 @@ class Noise:
     epoch: int = 0
 
     def key(self, pos: int) -> int:
-        """Where the generator of position `pos` starts: 64 bits."""
-        return fold(self.seed, self.choice, self.epoch, pos)
+        """Where the generator of position `pos` starts: 64 bits, fold(seed, choice, epoch, pos)."""
+        return mix((self._start + GOLDEN + (pos & _MASK)) & _MASK)
+
+    @cached_property
+    def _start(self) -> int:
+        return fold(self.seed, self.choice, self.epoch)
 
     def bits(self, pos: int, ids: I64) -> U64:
         """32 random bits r, uint64 [n] below 2^32, of the token ids [n] at position `pos`."""

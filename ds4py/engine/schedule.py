@@ -52,6 +52,7 @@ class FixedSchedule:
         """Raises UsageError for settings that can never be obeyed, naming them."""
         self._params = check_params(params)
         self._penalties = _check_penalties(penalties)
+        self._counting = penalties.active
         _check_bias(bias, vocab_size)
         self._added = {i: b for i, b in bias.items() if BAN < b < FORCE and b != 0}
         self._banned = np.array([i for i, b in bias.items() if b <= BAN], np.int64)
@@ -71,7 +72,7 @@ class FixedSchedule:
 
     def push(self, token: int) -> None:
         self._tokens.append(token)
-        if self._penalties.active:
+        if self._counting:
             self._count(token, 1)
             if (leaver := self._leaver()) is not None:
                 self._count(leaver, -1)
@@ -79,7 +80,7 @@ class FixedSchedule:
     def truncate(self, pos: int) -> None:
         if not 0 <= pos <= len(self._tokens):
             raise ValueError(f"truncate({pos}) of a schedule at {len(self._tokens)}")
-        if not self._penalties.active:
+        if not self._counting:
             del self._tokens[pos:]
         while len(self._tokens) > pos:
             if (leaver := self._leaver()) is not None:

@@ -128,6 +128,8 @@ def new_state(specs: Sequence[CacheSpec], n_ctx: int, slack: int, dtype: npt.DTy
 
 def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:
     """The rows of a call, spans one after another, and where each span's rows of logits begin and end."""
+    if len(spans) == 1:  # every token of a chat comes by here
+        return _flatten_one(spans[0], path), [0, spans[0].n_logits]
     lengths = [len(span.tokens) for span in spans]
     ends = np.cumsum(lengths)
     logit_rows = [np.arange(end - span.n_logits, end) for span, end in zip(spans, ends, strict=True)]
@@ -140,3 +142,15 @@ def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:
         path=path,
     )
     return rows, [0, *np.cumsum([span.n_logits for span in spans]).tolist()]
+
+
+def _flatten_one(span: Span, path: str) -> Rows:
+    n, pos = len(span.tokens), span.state.pos
+    return Rows(
+        tokens=np.array(span.tokens, np.int64),
+        pos=np.arange(pos, pos + n, dtype=np.int64),
+        states=[span.state],
+        span_of=np.zeros(n, np.int64),
+        logit_rows=np.arange(n - span.n_logits, n, dtype=np.int64),
+        path=path,
+    )

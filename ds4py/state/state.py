@@ -47,6 +47,7 @@ class State:
     def __init__(self, caches: Sequence[Cache], n_ctx: int) -> None:
         """`caches` in the order of the cache numbers that the model's graph uses; at most `n_ctx` positions may be written."""
         self._caches = tuple(caches)
+        self._rings = tuple(cache for cache in caches if cache.window)  # the only ones that forget
         self.caches: Sequence[CacheView] = self._caches
         self.n_ctx = n_ctx
         self.table: I64 = np.array(
@@ -67,7 +68,7 @@ class State:
 
     @property
     def floor(self) -> int:
-        return max((cache.floor(self._high) for cache in self._caches), default=0)
+        return max((cache.floor(self._high) for cache in self._rings), default=0)
 
     @property
     def tiles(self) -> Ranges:
@@ -81,6 +82,8 @@ class State:
 
     def truncate(self, pos: int) -> None:
         """Forget positions >= `pos`. ValueError unless floor <= pos <= self.pos."""
+        if pos == self._pos:
+            return
         if not self.floor <= pos <= self._pos:
             raise ValueError(f"cannot truncate to {pos}: reachable are {self.floor}..{self._pos}")
         self._pos = pos
@@ -104,7 +107,7 @@ class State:
         if pos >= self.floor:
             self.truncate(pos)
             return 0
-        lost = max(cache.floor(self._high) - cache.window + 1 for cache in self._caches if cache.window)
+        lost = max(cache.floor(self._high) - cache.window + 1 for cache in self._rings)
         self.clear()
         self.advance(pos, False)
         return min(lost, pos)

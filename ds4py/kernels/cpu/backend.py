@@ -8,6 +8,7 @@ are compiled on first request and cached on disk (compile.py).
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -27,7 +28,7 @@ from ds4py.kernels.cpu.recorder import Buffer, Pool, Program
 from ds4py.kernels.cpu.target import Target, target_for
 from ds4py.kernels.cpu.weights import CpuWeight
 from ds4py.kernels.streaming import ExpertCounts, Streaming
-from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams
+from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams, StateView
 from ds4py.quants import decode
 
 ROPE_CHUNK = 1024  # positions by which a rotary table grows
@@ -80,6 +81,7 @@ class CpuKernels:
         self._slots = np.zeros(0, np.float32)
         self._slots_cells = np.zeros(3, np.int64)  # chunks of attention: address, bytes of a query's, how many it may have
         self._slots_needed = (0, 0)  # queries, width of a head
+        self._scratch_fits: tuple[object, ...] = ()  # the session and sizes for which this was last seen to suffice
         self._shared = np.zeros(0, np.float32)
         self._shared_cells = np.zeros(2, np.int64)  # scores that threads make together: address, bytes of a row
         self.shared_cell = int(self._shared_cells.ctypes.data)
@@ -109,25 +111,17 @@ class CpuKernels:
         program = self._program(key, graph, rows.n, n_logits, tuple(taps))
         if self.expert_cache is not None:
             self.expert_cache.settle()
-        self._cells[0, : rows.n], self._cells[1, : rows.n] = rows.tokens, rows.pos
-        tables = np.array([s.table.ctypes.data for s in rows.states], np.int64)
-        self._cells[2, : rows.n] = tables[rows.span_of]
-        self._cells[3, :n_logits] = rows.logit_rows
-        self._cells[4, : rows.n] = 0 if rows.first is None else rows.first
-        last = np.searchsorted(rows.span_of, np.arange(len(rows.states)), side="right") - 1
-        self._cells[5, : rows.n] = rows.pos[last][rows.span_of]
-        first = np.searchsorted(rows.span_of, np.arange(len(rows.states)))
-        self._cells[6, : rows.n] = rows.pos[np.minimum(first, rows.n - 1)][rows.span_of]
+        spans = self._fill(rows, n_logits)
         if rows.given is not None:
             self.given_at(rows.given.shape[1])
             self._given[rows.given.shape[1]][: rows.n] = rows.given
-        self._grow_tables(program, int(rows.pos.max()))
-        self._grow_scratch(rows)
+        reach = int(rows.pos[-1]) if len(rows.states) == 1 else int(rows.pos.max())
+        self._grow_tables(program, reach)
+        self._grow_scratch(rows.states, reach)
         self.executor.run(program.ops)
         if self.expert_cache is not None:
             self.expert_cache.check()
-        spans = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1))
-        return Out(program.logits, spans.tolist(), program.taps)
+        return Out(program.logits, spans, program.taps)
 
     def preload(self) -> None:
         """streaming.Streams."""
@@ -228,6 +222,30 @@ class CpuKernels:
         return int(self._rope_cells[table:].ctypes.data)
 
     # --- private ---
+    def _fill(self, rows: Rows, n_logits: int) -> list[int]:
+        """Tell programs their rows; gives where each session's rows of logits begin, and where the last one's end.
+
+        The usual calls are short cuts: what passes here between two tokens is time in which no thread computes."""
+        n, cells = rows.n, self._cells
+        if n == n_logits == 1 and rows.first is None:
+            pos = rows.pos[0]
+            cells[:, 0] = rows.tokens[0], pos, rows.states[0].table.ctypes.data, 0, 0, pos, pos
+            return [0, 1]
+        cells[0, :n], cells[1, :n] = rows.tokens, rows.pos
+        cells[3, :n_logits] = rows.logit_rows
+        cells[4, :n] = 0 if rows.first is None else rows.first
+        if len(rows.states) == 1:
+            cells[2, :n], cells[5, :n], cells[6, :n] = rows.states[0].table.ctypes.data, rows.pos[-1], rows.pos[0]
+            return [0, n_logits]
+        tables = np.array([s.table.ctypes.data for s in rows.states], np.int64)
+        cells[2, :n] = tables[rows.span_of]
+        last = np.searchsorted(rows.span_of, np.arange(len(rows.states)), side="right") - 1
+        cells[5, :n] = rows.pos[last][rows.span_of]
+        first = np.searchsorted(rows.span_of, np.arange(len(rows.states)))
+        cells[6, :n] = rows.pos[np.minimum(first, n - 1)][rows.span_of]
+        found: list[int] = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1)).tolist()
+        return found
+
     def _program(self, key: object, graph: Callable[[Ops], Buffer], n: int, n_logits: int, taps: tuple[int, ...]) -> Program:
         shape = (key, n, n_logits, taps)
         if shape not in self._programs:
@@ -248,25 +266,35 @@ class CpuKernels:
             self._rope_tables[i] = np.concatenate([self._rope_tables[i], rows.astype(np.float32)])
             self._rope_cells[i] = self._rope_tables[i].ctypes.data
 
-    def _grow_scratch(self, rows: Rows) -> None:
+    def _grow_scratch(self, states: Sequence[StateView], reach: int) -> None:
         """Per thread the scores of some heads over a ring and a pool, or weights of a query's chunks; for all threads, the scores
-        of each row over a pool, and what chunks of attention give."""
-        caches = [cache for state in rows.states for cache in state.caches]
-        capacity = max((cache.capacity for cache in caches), default=0)
-        per_thread = -(-(capacity + 48) // 16) * 16
-        pools = [cache.capacity for cache in caches if not cache.keys.size and not cache.window]
-        if any(not cache.keys.size for cache in caches):
-            rings = max((cache.capacity for cache in caches if cache.window), default=0)
-            per_thread = max(per_thread, -(-(rings + max(pools, default=0) + 48) // 16) * 16 * latent_attention.WORDS)
+        of each row over a pool, and what chunks of attention give up to position `reach`."""
+        n_queries, d = self._slots_needed
+        room = max(int(self._slots_cells[2]), (reach // attention.CHUNK // 16 + 1) * 16)
+        asked = weakref.ref(states[0]), n_queries, d, room
+        if len(states) == 1 and asked == self._scratch_fits:
+            return
+        longest, ring, pool = (max(each) for each in zip(*map(_lengths, states), strict=True))
+        per_thread = -(-(longest + 48) // 16) * 16
+        if ring + pool:
+            per_thread = max(per_thread, -(-(ring + pool + 48) // 16) * 16 * latent_attention.WORDS)
         if self._scratch_cells[1] < per_thread * 4:
             self._scratch = np.zeros(per_thread * self.executor.n_threads, np.float32)
             self._scratch_cells[:] = self._scratch.ctypes.data, per_thread * 4
-        n_queries, d = self._slots_needed
-        room = max(int(self._slots_cells[2]), (int(rows.pos.max()) // attention.CHUNK // 16 + 1) * 16)
         size = attention.slot_bytes(d, room)
         if self._slots.nbytes < n_queries * size or self._slots_cells[2] < room:
             self._slots = np.zeros(n_queries * size // 4, np.float32)
             self._slots_cells[:] = self._slots.ctypes.data, size, room
-        if pools and self._shared_cells[1] < max(pools) * 4:
-            self._shared = np.zeros(self.max_rows * max(pools), np.float32)
-            self._shared_cells[:] = self._shared.ctypes.data, max(pools) * 4
+        if self._shared_cells[1] < pool * 4:
+            self._shared = np.zeros(self.max_rows * pool, np.float32)
+            self._shared_cells[:] = self._shared.ctypes.data, pool * 4
+        self._scratch_fits = asked
+
+
+def _lengths(state: StateView) -> tuple[int, int, int]:
+    """Of a session: entries of its longest cache, and of the longest ring and pool if it has caches of latents."""
+    caches = state.caches
+    latents = any(not cache.keys.size for cache in caches)
+    rings = [cache.capacity for cache in caches if latents and cache.window]
+    pools = [cache.capacity for cache in caches if not cache.keys.size and not cache.window]
+    return max((cache.capacity for cache in caches), default=0), max(rings, default=0), max(pools, default=0)

@@ -48,6 +48,7 @@ class Drawer:
         self._floats = self._args.view(np.float64)
         self._at = int(self._args.ctypes.data)
         self._memory = np.zeros(0, np.float32)
+        self._room = 0  # tokens that it has a word for
         self._lock = threading.Lock()
 
     def __call__(self, row: Floats, params: SamplingParams, key: int) -> int:
@@ -65,9 +66,11 @@ class Drawer:
 
     def _grow(self, n: int) -> None:
         """Memory for a padded block, the block maxima, and a word for every token."""
+        if n <= self._room:
+            return
         n_blocks = -(-n // BLOCK)
-        if len(self._memory) < BLOCK * (2 + n_blocks) + n_blocks:
-            self._memory = np.zeros(BLOCK * (2 + n_blocks) + n_blocks, np.float32)
+        self._memory = np.zeros(BLOCK * (2 + n_blocks) + n_blocks, np.float32)
+        self._room = n
         at = int(self._memory.ctypes.data)
         at += -at % 64
         self._args[8:11] = at, at + 4 * BLOCK, at + 4 * BLOCK * (1 + n_blocks)
