@@ -18,6 +18,7 @@ SCRIPT = {
     "replies": [
         reply(*LONG_CALL, delay=0.01, when="#call#"),
         reply("y" * 100_000, endless=True, when="#much#"),
+        reply("z" * 100_000, endless=True, delay=0.01, when="#steadily#"),  # 40 seconds until the context is full
         reply("so ", "it ", "is"),
     ]
 }
@@ -134,7 +135,7 @@ def test_a_client_that_reads_nothing_gives_way_to_those_who_wait(server: Scripte
     monkeypatch.setattr("ds4py.server.streaming._UNREAD", 0.2)
     monkeypatch.setattr("ds4py.server.streaming._AGAIN", 0.1)
     n_lines = len(server.lines)
-    made = stalled(server, chat_body("#much#", stream=True), 1 << 17)
+    made = stalled(server, chat_body("#steadily#", stream=True), 1 << 17)
     server.until(lambda: server.running == 1)
     time.sleep(1.0)  # far longer than what is granted with others behind it
     assert server.running == 1
