@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ds4py.errors import NumericError
 from ds4py.protocols import F32, Draft, Out, Pass, Span, Step
@@ -42,6 +42,9 @@ class _Proposal:
     draft: Draft
     asked: int
     seconds: float
+
+
+_NOTHING: Final = _Proposal(Draft(), 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def _propose(session: Session, max_len: int) -> _Proposal:
     left = session.limit - n_tokens
     k = min(session.depth.depth(), left - 1, max_len)  # the last token of a pass is never a drafted one
     if k <= 0 or left < session.depth.tail:
-        return _Proposal(Draft(), 0, 0.0)
+        return _NOTHING
     began = perf_counter()
     draft = session.drafter.propose(k, session.tokens[-1], session.sampler)
     session.sampler.truncate(n_tokens)  # drafters push what they guess, to see the settings that would hold after it

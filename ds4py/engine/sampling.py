@@ -93,10 +93,11 @@ class Sampler:
         params = self.schedule.params()
         if warmth != 1:
             params = replace(params, temperature=params.temperature * warmth)
-        adjusted = adjusted[: self.n_tokens]
+        if self.n_tokens is not None:
+            adjusted = adjusted[: self.n_tokens]
         if self._compiled is None:
             return draw(adjusted, params, self.noise, self.pos)
-        token = self._compiled.draw(adjusted, params, self.noise.key(self.pos))
+        token = self._compiled.draw(adjusted, params, 0 if params.temperature < _COLDEST else self.noise.key(self.pos))
         if token < 0:
             raise _broken(adjusted, self.pos)
         return token

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -86,12 +86,12 @@ class LoadedModel:
         return Out(out.logits, offsets, out.taps)
 
     def _check(self, spans: Sequence[Span], taps: Sequence[int], path: str) -> None:
-        n_rows = sum(len(span.tokens) for span in spans)
+        n_rows = sum([len(span.tokens) for span in spans])
         if not 1 <= n_rows <= self.kernels.max_rows:
             raise ValueError(f"a forward of {n_rows} rows; this backend takes 1 to {self.kernels.max_rows}")
-        if len({id(span.state) for span in spans}) != len(spans):
+        if len(spans) > 1 and len({id(span.state) for span in spans}) != len(spans):
             raise ValueError("one session appears twice in a forward")
-        if any(not -1 <= layer <= self.last_tap for layer in taps):
+        if taps and not -1 <= min(taps) <= max(taps) <= self.last_tap:
             raise ValueError(f"taps {list(taps)} are not all layers -1..{self.last_tap}")
         if path not in ("row", "prefill"):
             raise ValueError(f"there is no path {path!r}")
@@ -104,8 +104,9 @@ class LoadedModel:
             raise ValueError(f"a span of {n} tokens that asks for {span.n_logits} rows of logits")
         if pos + n > n_ctx:
             raise ContextError(f"{pos + n} tokens do not fit the context of {n_ctx}; choose a larger --ctx or a shorter prompt.")
-        bad = next((token for token in span.tokens if not 0 <= token < self.vocab_size), None)
-        if bad is not None:
+        low, high = min(span.tokens), max(span.tokens)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
             raise UsageError(f"The token id {bad} is outside the model's vocabulary of {self.vocab_size}.")
         tile = self.kernels.prefill_tile
         if path == "prefill" and (not tile or pos % tile or n % tile):
@@ -124,6 +125,9 @@ def new_state(specs: Sequence[CacheSpec], n_ctx: int, slack: int, dtype: npt.DTy
         return FullCache(n_ctx, spec.n_kv_heads, spec.key_len, spec.value_len, own)
 
     return State([cache(spec) for spec in specs], n_ctx)
+
+
+_ZEROS: Final = np.zeros(64, np.int64)  # read by everyone, written by none
 
 
 def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:
@@ -150,7 +154,7 @@ def _flatten_one(span: Span, path: str) -> Rows:
         tokens=np.array(span.tokens, np.int64),
         pos=np.arange(pos, pos + n, dtype=np.int64),
         states=[span.state],
-        span_of=np.zeros(n, np.int64),
-        logit_rows=np.arange(n - span.n_logits, n, dtype=np.int64),
+        span_of=_ZEROS[:n] if n <= len(_ZEROS) else np.zeros(n, np.int64),
+        logit_rows=_ZEROS[:1] if n == span.n_logits == 1 else np.arange(n - span.n_logits, n, dtype=np.int64),
         path=path,
     )

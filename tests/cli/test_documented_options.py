@@ -80,14 +80,16 @@ TABLE = """
 --mtp-draft | - | 1 | 1 2 16 | 0 17 x
 --mtp-margin | - | 3.0 | 0 3 | -1 nan x
 --mtp-model | - | - | a.gguf | -
---mtp-timing --glm-mtp-timing | DS4_DSPARK_STATS | off | flag | -
+--mtp-timing --glm-mtp-timing | DS4_DSPARK_STATS DS4_MTP_TIMING | off | flag | -
 --mtp-exact-sampling --spec-exact | - | off | flag | -
 --spec-disable | DS4_MTP_SPEC_DISABLE | off | flag | -
 --dspark | - | off | flag | -
 --dspark-confidence | - | - | 0 0.7 1 | -0.1 1.5 x
+--dspark-scheduler | DS4_DSPARK_SCHEDULER | - | 0 1 | 2 x
+--dspark-seed-batch | DS4_DSPARK_SEED_BATCH | - | 0 1 | 2 x
 --dspark-strict | - | off | flag | -
 --spec-skip-streak | LLAMA_MTP_SKIP_STREAK_THRESHOLD | 0 | 0 1 32 | -1 33 x
---spec-trace | LLAMA_MTP_ACC_TRACE | - | 0 1 a.ndjson | -
+--spec-trace | LLAMA_MTP_ACC_TRACE DS4_DSPARK_SPEC_LOG | - | 0 1 a.ndjson | -
 --spec-depth | - | cost | cost adaptive fixed ds4 | deep
 --spec-draft-candidates | - | 0 | 0 64 | -1 x
 """
@@ -106,7 +108,7 @@ LISTENER = Terminal(io.StringIO(), False, False)
 @dataclass(frozen=True)
 class Documented:
     names: Sequence[str]
-    env: str | None
+    env: Sequence[str]
     default: str | None
     good: Sequence[str]
     bad: Sequence[str]
@@ -123,7 +125,7 @@ def read(line: str) -> Documented:
     listed = [] if good in ("flag", "refused") else good.split()
     return Documented(
         names.split(),
-        None if env == "-" else env,
+        () if env == "-" else tuple(env.split()),
         None if default == "-" else default,
         listed,
         [] if bad == "-" else bad.split(),
@@ -156,7 +158,7 @@ def test_the_table_is_whole() -> None:
         rows = spellings(for_command(command))
         for row in ROWS:
             option = rows[row.names[0]]
-            assert sorted(option.names) == sorted(row.names) and option.env == ((row.env,) if row.env else ()), row.names
+            assert sorted(option.names) == sorted(row.names) and option.env == row.env, row.names
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
@@ -175,15 +177,16 @@ def test_what_is_taken_under_every_name_and_from_the_environment(row: Documented
             assert values.has(row.key)
         if row.flag:
             assert parse("ds4", [name]).flag(row.key)
-    if row.env and (row.good or row.flag):
-        monkeypatch.setenv(row.env, row.good[-1] if row.good else "1")
+    for env in row.env if row.good or row.flag else ():
+        monkeypatch.setenv(env, row.good[-1] if row.good else "1")
         values = parse("ds4", NEEDS.get(row.names[0], []))
         check(values)
         assert values.table[row.key] == parse("ds4", [row.names[0], *row.good[-1:]]).table[row.key]
         assert values.was_given(row.names[0])
         if row.flag:
-            monkeypatch.setenv(row.env, "0")
+            monkeypatch.setenv(env, "0")
             assert not parse("ds4", []).flag(row.key)
+        monkeypatch.delenv(env)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
@@ -198,9 +201,10 @@ def test_what_is_refused_is_one_sentence_that_names_it(row: Documented, monkeypa
         for value in row.bad or [""] * row.refused:
             told = sentence([*NEEDS.get(row.names[0], []), name, *([value] if value else [])])
             assert row.names[0] in told or name in told or "synthetic" in told or value.split(",")[-1] in told, told
-    if row.env and row.bad:
-        monkeypatch.setenv(row.env, row.bad[-1])
+    for env in row.env if row.bad else ():
+        monkeypatch.setenv(env, row.bad[-1])
         sentence(NEEDS.get(row.names[0], []))
+        monkeypatch.delenv(env)
 
 
 def test_threads_of_a_draft_may_be_all() -> None:

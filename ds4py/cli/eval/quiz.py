@@ -124,7 +124,8 @@ def _model(values: Values, n_tokens: int, log: Terminal) -> ModelAsker:
     from ds4py.cli.opening import context_len, open_engine, open_file, open_tokenizer
     from ds4py.cli.prompting import chat_format, thinking
     from ds4py.cli.settings import sampling
-    from ds4py.cli.speculating import rows_needed
+    from ds4py.cli.speculating import draft_bytes, rows_needed
+    from ds4py.cli.streaming import preloaded
     from ds4py.drafters import open_drafters
     from ds4py.engine import SessionOptions
     from ds4py.engine.speculation import target_of
@@ -136,8 +137,10 @@ def _model(values: Values, n_tokens: int, log: Terminal) -> ModelAsker:
     g = open_file(values, log)
     tokenizer = open_tokenizer(g, log)
     chat = chat_format(values, g, tokenizer, log)
-    engine = open_engine(values, g, context_len(values, g, log), log, rows_needed(config) if config is not None else 0)
+    size = (rows_needed(config), draft_bytes(config)) if config is not None else (0, 0)
+    engine = open_engine(values, g, context_len(values, g, log), log, *size)
     drafters = open_drafters(config, target_of(engine, g)) if config is not None else None
+    preloaded(engine, log)
     margins = (values.integer("soft_limit_reply_budget"), values.integer("hard_limit_reply_budget"))
     budget = Budget(n_tokens, *margins, values.integer("soft_limit_think_close_rank"))
     options = SessionOptions(params=sampling(values, g.architecture))

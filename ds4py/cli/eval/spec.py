@@ -27,6 +27,7 @@ from ds4py.cli.eval.runs import Bench, Contender, Run, context_needed
 from ds4py.cli.files import result_file
 from ds4py.cli.parsing import Values
 from ds4py.cli.speculating import rows_needed
+from ds4py.cli.streaming import streaming_of
 from ds4py.cli.terminal import Terminal, open_terminal
 from ds4py.engine import Engine, EngineOptions
 from ds4py.engine.speculation import line
@@ -54,8 +55,8 @@ def spec_eval(g: GgufFile, tokenizer: Tokenizer, values: Values) -> int:
     threads = values.integer("threads") if values.has("threads") else None
     kernels = "cpu" if values.flag("cpu") else values.text("backend")
     rows = max(EngineOptions().max_rows, *(rows_needed(one.config) for one in measured if one.config is not None))
-    options = EngineOptions(context_needed(prompts, chat, tokenizer, n_gen), threads, kernels, rows)
-    bench = Bench(g, tokenizer, chat, Engine.open(g, options), n_gen)
+    n_ctx, streaming = context_needed(prompts, chat, tokenizer, n_gen), streaming_of(values, g, log)
+    bench = Bench(g, tokenizer, chat, Engine.open(g, EngineOptions(n_ctx, threads, kernels, rows, streaming=streaming)), n_gen)
     names = ", ".join(one.name for one in measured)
     log.say(f"{COMMAND}: {names} against plain decoding: {len(prompts)} prompts, {n_rounds} rounds, up to {n_gen} tokens each")
     for one in measured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ds4py.cli.option import Option, Range
 
-_COMMANDS = ("ds4", "ds4-bench")
+_COMMANDS = ("ds4", "ds4-bench", "ds4-eval")
 
 ROWS: tuple[Option, ...] = (
     Option(
