@@ -9,7 +9,9 @@ Of a draft of k tokens three things matter, and all of them are measured on the 
 * what plain decoding would have done in the time: the curve at one row.
 
 From these follow, for every depth, the expected tokens and seconds of a pass. The depth with the most tokens per second is
-asked for. Another one, or giving up, takes its place only if it promises 2 % more, and drafting again only if that promises 5 %.
+asked for. Another one takes its place only if it promises 2 % more. Drafting goes on while it promises more than plain
+decoding, and begins again only if it promises 5 % more. Where it promises little, every sixteenth pass is a plain one: a few rows
+more can cost so little that it matters whether one row was measured cold.
 
 Giving up is never for good, and what it costs is bounded by an account. Every pass pays in 1 % of its seconds; every pass that
 was asked for a draft pays in what it gained against plain decoding, or takes out what it lost. The balance is at most some tens
@@ -25,7 +27,8 @@ A drafter of which the files say that no acceptance pays for it (drafters/price.
 as one that was given up, at the price that the files tell, until a probe has measured it. In an answer of 64 tokens they would
 cost a sixth of the speed, and the prompt that it has to read before the first of them comes on top.
 
-The first time a count is met includes compiling or recording for it, so a measurement counts only from the second one on. A
+The first time a count is met includes compiling or recording for it, so a measurement counts only from the second one on, and the
+first two passes, after a prompt or a pause, find cold caches (a quarter slower where a token takes two milliseconds). A
 proposal that had to catch up with passes without drafts says nothing about a proposal's cost while drafting goes on, but it tells
 what probes will cost (`CatchingUp`), and the account pays for it. A drafter that bounds what coming back takes (draft_simple.py)
 stays affordable; of one that reads all it has missed, at more than 1 % of a pass per token, no probe ever is.
@@ -52,7 +55,7 @@ _KEEP: Final = 15 / 16  # of older counts when a pass adds to them
 _KEEP_NEWS: Final = 0.25  # the same when a probe is right: the text has changed, older counts tell of another one
 _PRIOR: Final = 0.6  # how often a drafted token is right, before anything is known
 _WEIGHT: Final = 2.0  # passes that the prior, or the position before, stands for
-_LEAD: Final = 1.02  # another depth must promise so much more than this one; plain decoding too, before drafting is given up
+_LEAD: Final = 1.02  # another depth must promise so much more than this one
 _RETURN: Final = 1.05  # drafting must promise so much more than plain decoding, once it was given up
 _SHARE: Final = 0.01  # of the time that probes may lose
 _DEBT, _CREDIT = -4.0, 30.0  # least and most probes that the account may hold
@@ -62,10 +65,13 @@ _FIRST_LIMIT: Final = 16.0  # tokens that a drafter is expected to read when it 
 _SLACK: Final = 4  # tokens of a lag that are not worth telling apart
 _LONG_PAUSE: Final = 8  # passes; after such a one, a probe that is right is news
 _FADE: Final = 63 / 64  # of counts that a pass could not add to: they grow old, and what they forbade is tried again
-_REFRESH: Final = 8  # passes without a draft between two looks at everything: looking costs a tenth of a millisecond
+_CLOSE: Final = 1.15  # promised gain up to which an old measurement of plain decoding is not trusted: a pass is spent on it
+_OLD: Final = 16  # passes after which it is old
+_SETTLED: Final = 8  # passes, and drafts, after which not each is a reason to look at everything, but every fourth draft
+_REFRESH: Final = 16  # passes without a draft between two looks at everything: looking costs a tenth of a millisecond
 _FIRST_DEPTH: Final = 3  # asked for before anything is measured
 _FREE_DRAFTS: Final = 4  # that are made whatever they promise
-_PLAIN_PASSES: Final = 2  # before that
+_COLD: Final = 2  # passes of a session that are slower than all others, whatever they do
 _ROW_GUESS: Final = 0.1  # of the cost of one row that a further one costs, before that is measured
 
 
@@ -78,6 +84,10 @@ class Curve:
         self._samples: dict[int, deque[float]] = {}
         self._seen: set[int] = set()
         self._fit: tuple[F64, F64] | None = None
+
+    def meet(self, count: int) -> None:
+        """A measurement that says nothing but that what comes with the first one is over."""
+        self._seen.add(count)
 
     def add(self, count: int, seconds: float) -> None:
         """A measurement; the first one of each count is left out."""
@@ -189,6 +199,8 @@ class CostAware:
         self._on = True  # drafting gains, as far as is known
         self._balance = 0.0  # seconds that probes may lose
         self._n_drafts = 0  # verified
+        self._n_drafting = 0  # of them since the last plain pass
+        self._remeasuring = False  # this pass is a plain one to see what it costs
         self._pause, self._wait = 1, 0  # passes to wait after the next miss; still to wait now
         self._series = self._n_wrong = 0  # probes that may still follow one that was right; wrong ones in a row
         self._back, self._n_missed = CatchingUp(), 0  # passes that were not asked for a draft, up to now
@@ -207,7 +219,10 @@ class CostAware:
         self._n_passes += 1
         if self._n_max < self._n_min:
             return
-        self._verify.add(done.rows, done.verify_seconds)
+        if self._n_passes > _COLD:
+            self._verify.add(done.rows, done.verify_seconds)
+        else:
+            self._verify.meet(done.rows)
         if done.asked:
             if done.draft.lag == 0:
                 self._draft.add(done.drafted, done.draft_seconds)
@@ -218,7 +233,10 @@ class CostAware:
             news = done.accepted > 0 and not self._on and self._pause >= _LONG_PAUSE
             self._offered.count(done.drafted, done.asked, _KEEP)
             self._right.count(done.accepted, done.drafted, _KEEP_NEWS if news else _KEEP)
-        fresh = bool(done.drafted) or self._n_passes % _REFRESH == 0 or self._n_passes <= _REFRESH
+        self._n_drafting = 0 if not done.drafted else self._n_drafting + 1
+        telling = not self._on or self._n_drafts < _SETTLED or self._n_drafts % 4 == 0
+        fresh = (done.drafted and telling) or self._remeasuring or self._n_passes % _REFRESH == 0 or self._n_passes <= _SETTLED
+        self._remeasuring = False
         if fresh:
             self._others = (done.rows - 1 - done.drafted, done.n_sessions - 1)
             self._price()
@@ -267,7 +285,7 @@ class CostAware:
         return self._n_min if not self._wait and (self._series or affordable) else 0
 
     def _choose(self) -> int:
-        if self._n_passes < _PLAIN_PASSES or not self._verify.known:
+        if not self._verify.known:
             return 0
         if not self._draft.known:
             if self._dear:
@@ -276,11 +294,14 @@ class CostAware:
             return min(max(_FIRST_DEPTH, self._n_min), self._n_max)
         rates = self.rates()
         best = self._n_min + int(rates[self._n_min :].argmax())
-        if rates[best] <= rates[0] * (1 / _LEAD if self._on else _RETURN):
+        if rates[best] <= rates[0] * (1.0 if self._on else _RETURN):
             if self._n_drafts < _FREE_DRAFTS and not self._dear:
                 return self._n_min
             self._on = False
             return self._hold()
+        if self._on and self._n_drafting >= _OLD and rates[best] < rates[0] * _CLOSE:
+            self._remeasuring = True
+            return 0
         steady = self._on and self._n_min <= self._depth and rates[best] <= rates[self._depth] * _LEAD
         self._on = True
         return self._depth if steady else best

@@ -37,11 +37,15 @@ GREEDY = SamplingParams(0)
 
 
 class AlwaysWrong:
-    """Proposes a token that is never drawn, as long as anybody asks."""
+    """Proposes another token than the one that will be drawn, as long as anybody asks.
 
-    def __init__(self, token: int) -> None:
+    Not one that is banned: the loop takes what cannot be drawn out of a draft, and would verify nothing."""
+
+    def __init__(self, right: Sequence[int], vocab_size: int) -> None:
+        """`right`: all tokens of the plain run, prompt included."""
         self.needs = Needs()
-        self._token, self._pos = token, 0
+        self._wrong = [(token + 1) % vocab_size for token in right]
+        self._pos = 0
 
     @property
     def pos(self) -> int:
@@ -58,7 +62,7 @@ class AlwaysWrong:
         self._pos += len(tokens)
 
     def propose(self, k: int, last: int, view: SamplerView) -> Draft:
-        return Draft([self._token] * k, source="always-wrong")
+        return Draft(self._wrong[view.pos : view.pos + k], source="always-wrong")
 
 
 def timed(session: Session, n: int) -> tuple[list[int], float]:
@@ -76,16 +80,18 @@ def read(engine: Engine, ids: Sequence[int]) -> Session:
 def wrong(engine: Engine, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
     """Pairs of a plain and an always-wrong generation, who goes first changing, with the default policy."""
     base = read(engine, tokenizer.encode(own_text(), add_bos=True)[:64])
-    never = tokenizer.vocab_size - 1
+    plain = SessionOptions(GREEDY)
+    tokens, _ = timed(base.fork(plain), args.tokens)
+    right = [*base.tokens, *tokens]
     ratios: list[float] = []
     bounds: list[float] = []
-    banned = SessionOptions(GREEDY, bias={never: -100.0})
     for pair in range(args.pairs + 1):
         passes: list[Pass] = []
-        drafting = replace(banned, drafter=AlwaysWrong(never), depth=CostAware(8), trace=passes.append)
+        drafting = replace(plain, drafter=AlwaysWrong(right, tokenizer.vocab_size), depth=CostAware(8), trace=passes.append)
         seconds = {}
         for name in ("plain", "wrong") if pair % 2 else ("wrong", "plain"):
-            _, seconds[name] = timed(base.fork(drafting if name == "wrong" else banned), args.tokens)
+            found, seconds[name] = timed(base.fork(drafting if name == "wrong" else plain), args.tokens)
+            assert found == tokens, "drafts changed the text"
         if pair:  # the first one compiles
             ratios.append(seconds["wrong"] / seconds["plain"] - 1)
             bounds.append(_bound(passes) / seconds["plain"])
