@@ -2,8 +2,9 @@
 runs them, on this process's own memory.
 
 The runner (C, below) is a guest process. It loads such libraries, and calls kernels in them at our request. Memory that a kernel
-touches is ours: the runner's handler of faults reads the page at that address from /proc/PID/mem, and what was touched is written
-back when the program has ended. So a test runs what a user's ARM machine would run, through the backend's public interface.
+touches is ours: the runner's handler of faults reads the page at that address from /proc/PID/mem, and what a program changed is
+written back when it has ended: whole pages would take back what other threads of the test wrote beside it. So a test runs what a
+user's ARM machine would run, through the backend's public interface.
 
 Debian: apt-get install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 """
@@ -47,6 +48,7 @@ RUNNER = r"""
 enum { PAGE = 4096, MOST = 1 << 18 };
 static int memory;
 static unsigned long pages[MOST];
+static char was[MOST][PAGE]; /* their content when they were read */
 static int n_pages;
 
 static void fail(const char *what) { fprintf(stderr, "runner: %s\n", what); _exit(3); }
@@ -58,17 +60,24 @@ static void fault(int number, siginfo_t *info, void *context) {
     void *page = mmap((void *)at, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     if (page != (void *)at) fail("a fault in the runner's own memory");
     if (pread(memory, page, PAGE, (off_t)at) != PAGE) fail("memory that is not there");
+    memcpy(was[n_pages], page, PAGE);
     pages[n_pages++] = at;
 }
 
+/* Bytes that kernels changed, and no others: the rest of a page may be in use by other threads of the test. */
 static void give_back(void) {
     for (int i = 0; i < n_pages; i++) {
-        char now[PAGE];
-        if (pread(memory, now, PAGE, (off_t)pages[i]) != PAGE) fail("memory went away");
-        if (memcmp(now, (void *)pages[i], PAGE) && pwrite(memory, (void *)pages[i], PAGE, (off_t)pages[i]) != PAGE)
-            fail("a write to memory that is read-only");
+        const char *now = (const char *)pages[i], *then = was[i];
+        for (int from = 0; from < PAGE; from++) {
+            int to = from;
+            while (to < PAGE && now[to] != then[to]) to++;
+            if (to > from && pwrite(memory, now + from, to - from, (off_t)(pages[i] + from)) != to - from)
+                fail("a write to memory that is read-only");
+            from = to;
+        }
         munmap((void *)pages[i], PAGE);
     }
+    madvise(was, (size_t)n_pages * PAGE, MADV_DONTNEED);
     n_pages = 0;
 }
 
