@@ -18,6 +18,8 @@ is not measured).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from llvmlite import ir
 
 from ds4py.kernels.cpu.compile import Builder
@@ -56,7 +58,7 @@ def product(form: Packed, t: Target) -> Builder:
     return build
 
 
-class _Blocks:
+class _Blocks(ABC):
     """The arithmetic of a block, wherever its weights and scales are kept."""
 
     engine: Engine
@@ -86,9 +88,9 @@ class _Blocks:
                     totals[i, part] = v
         return totals
 
+    @abstractmethod
     def scale(self, half: int, u: int, part: int) -> Val:
         """Scale or minimum `u` of a block, as f32 lanes."""
-        raise NotImplementedError
 
     def quads_and_scales(self, pair: Val, half: int, part: int) -> tuple[list[Val], list[Val]]:
         """A block as it comes from memory, for one part of the outputs."""
