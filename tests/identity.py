@@ -6,14 +6,18 @@ decoding does in an episode is computed once per setting and compared with every
 
 Prompts are of two kinds. Natural texts have the model's own distribution. In the others a logit bias leaves five words, so that
 at any temperature n-grams come again, are continued in several ways, and drafts are right and wrong by the hundred. Under a
-grammar the answer is a long JSON list of a few words and numbers instead.
+grammar prompt and answer are JSON lists of a few words and numbers instead.
+
+Greedy texts of so few words run into loops, where every guess is right. Every other greedy episode is therefore shaken: at some
+positions, always the same ones, the words' logits are moved by random numbers, always the same ones.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -24,7 +28,7 @@ from ds4py.engine import Engine, FixedDepth, Penalties, Session, SessionOptions
 from ds4py.engine.accept import TargetDraw
 from ds4py.engine.cost import CostAware
 from ds4py.engine.schedule import FixedSchedule
-from ds4py.protocols import F32, DepthPolicy, Draft, Drafter, SamplerView, SamplingParams
+from ds4py.protocols import F32, DepthPolicy, Draft, Drafter, SamplerView, SamplingParams, SamplingSchedule
 
 FILTERS: dict[str, Any] = dict(top_k=40, top_p=0.95, min_p=0.02)
 MODES = {
@@ -34,7 +38,8 @@ MODES = {
 }
 VARIATIONS = ("base", "penalty", "grammar")
 SCRIPTED = ("second-choice", "always-wrong", "always-right")
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
+    "x-guidance": {"whitespace_flexible": False},
     "type": "array",
     "minItems": 400,
     "items": {
@@ -50,13 +55,14 @@ DEPTH = 5
 @dataclass(frozen=True)
 class Subject:
     """A model under test. `words`: ids of five words; `text`: ids of a natural text; `grammar`: makes the schedule of an
-    answer from position n on around another one, or None."""
+    answer that obeys SCHEMA from position n on around another one, and `encode` its prompts' ids, or both are None."""
 
     name: str
     engine: Engine
     words: Sequence[int]
     text: Sequence[int]
-    grammar: Callable[[Any, int], Any] | None = None
+    grammar: Callable[[SamplingSchedule, int], SamplingSchedule] | None = None
+    encode: Callable[[str], list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,23 +95,54 @@ class Counts:
         return right and (self.rejected >= least or drafter == "always-right")
 
 
-def episode(subject: Subject, number: int, mode: str, variation: str, n_tokens: int) -> tuple[list[int], SessionOptions]:
+class Shaken:
+    """Another schedule whose logits of `tokens` are moved at a position in four, by numbers that belong to both and to `seed`."""
+
+    def __init__(self, inner: SamplingSchedule, tokens: Sequence[int], seed: int) -> None:
+        self.inner, self.tokens, self.seed = inner, sorted({*tokens}), seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def adjust(self, row: F32) -> F32:
+        rng = np.random.default_rng([self.seed, self.inner.pos])
+        if rng.integers(4):
+            return self.inner.adjust(row)
+        moved = row.copy()
+        moved[self.tokens] += rng.normal(scale=10, size=len(self.tokens)).astype(np.float32)
+        return self.inner.adjust(moved)
+
+
+def episode(subject: Subject, number: int, mode: str, variation: str) -> tuple[list[int], SessionOptions]:
     """(prompt, options) of an episode."""
     rng = np.random.default_rng([number, 17])
     penalties = Penalties(repeat=1.5) if variation == "penalty" else Penalties()
     options = SessionOptions(MODES[mode], penalties, seed=number + 1)
+    shaken = mode == "greedy" and number % 2 == 0
     if variation == "grammar":
-        assert subject.grammar is not None
-        at = int(rng.integers(0, len(subject.text) - 24))
-        prompt = list(subject.text[at : at + 24])
-        inner = FixedSchedule(options.params, penalties, {}, subject.engine.model.vocab_size)
+        assert subject.grammar is not None and subject.encode is not None
+        prompt = subject.encode(_listing(rng))
+        inner: SamplingSchedule = FixedSchedule(options.params, penalties, {}, subject.engine.model.vocab_size)
+        if shaken:
+            inner = Shaken(inner, prompt, number)
         return prompt, replace(options, schedule=subject.grammar(inner, len(prompt)))
     if number % 4 == 3:
         at = int(rng.integers(0, len(subject.text) - 96))
         piece = list(subject.text[at : at + 48])
         return piece + piece[:32], options
     words: list[int] = rng.choice(subject.words, size=56).tolist()
-    return words, replace(options, bias=dict.fromkeys(subject.words, 100.0))
+    bias = dict.fromkeys(subject.words, 100.0)
+    if shaken:
+        inner = FixedSchedule(options.params, penalties, bias, subject.engine.model.vocab_size)
+        return words, replace(options, schedule=Shaken(inner, subject.words, number))
+    return words, replace(options, bias=bias)
+
+
+def _listing(rng: np.random.Generator) -> str:
+    """Some items that obey SCHEMA, as its answers are written."""
+    choices = {name: kind.get("enum", [False, True]) for name, kind in SCHEMA["items"]["properties"].items()}
+    items = [{name: values[rng.integers(len(values))] for name, values in choices.items()} for _ in range(5)]
+    return json.dumps(items, separators=(",", ":")) + "\n"
 
 
 class SecondChoices:
@@ -116,13 +153,15 @@ class SecondChoices:
 
     def walk(self, draft: Draft, rows: F32, sampler: SamplerView) -> Iterator[int]:
         adjusted = sampler.schedule.adjust(rows[0])  # type: ignore[attr-defined]
-        self.found[sampler.pos] = int(np.argpartition(adjusted, -2)[-2])
+        others = adjusted.copy()
+        others[others.argmax()] = -np.inf
+        self.found[sampler.pos] = int(others.argmax())
         yield from TargetDraw().walk(draft, rows, sampler)
 
 
 def decode(session: Session, prompt: Sequence[int], n_tokens: int) -> Record:
     session.sync(prompt)
-    rows = [blake2b(row.tobytes(), digest_size=16).digest() for step in session.generate(n_tokens) for row in step.rows]
+    rows = [sha256(row.tobytes()).digest() for step in session.generate(n_tokens) for row in step.rows]
     return Record(list(session.tokens), rows, cache_hashes(session))
 
 
@@ -132,7 +171,7 @@ def cache_hashes(session: Session) -> list[bytes]:
     for cache in session.state.caches:
         lo = max(0, session.state.pos - cache.window + 1) if cache.window else 0
         keys, values = cache.logical(lo, session.state.pos)  # type: ignore[attr-defined]
-        hashes.append(blake2b(keys.tobytes() + values.tobytes(), digest_size=16).digest())
+        hashes.append(sha256(keys.tobytes() + values.tobytes()).digest())
     return hashes
 
 
@@ -146,7 +185,7 @@ class Plain:
     def record(self, number: int, mode: str, variation: str) -> Record:
         key = number, mode, variation
         if key not in self._records:
-            prompt, options = episode(self.subject, number, mode, variation, self.n_tokens)
+            prompt, options = episode(self.subject, number, mode, variation)
             choices = SecondChoices()
             found = decode(self.subject.engine.session(replace(options, rule=choices)), prompt, self.n_tokens)
             self._records[key] = replace(found, second=choices.found)
@@ -163,7 +202,7 @@ def run(
     subject = plain.subject
     for number in range(most_episodes):
         right = plain.record(number, mode, variation)
-        prompt, options = episode(subject, number, mode, variation, plain.n_tokens)
+        prompt, options = episode(subject, number, mode, variation)
         depth: DepthPolicy = CostAware(DEPTH) if number % 4 == 1 else FixedDepth(DEPTH)
         session = subject.engine.session(replace(options, drafter=_drafter(drafter, drafters, right), depth=depth))
         found = decode(session, prompt, plain.n_tokens)

@@ -77,7 +77,7 @@ class Case:
 
 class NoState:
     caches: tuple[Any, ...] = ()
-    table = np.zeros((0, 4), np.int64)
+    table, table_at = np.zeros((0, 4), np.int64), 0
 
 
 NO_STATE = NoState()

@@ -48,11 +48,12 @@ def subject_of(path: Path, words: str, backend: str) -> tuple[Subject, GgufFile]
     engine = open_engine(g, backend)
     ids = tokenizer.encode(words)
     grammar = GrammarCompiler(tokenizer).compile("json_schema", SCHEMA)
-    return Subject(path.stem, engine, ids[:5], tokenizer.encode(own_text()[:4000]), grammar.schedule), g
+    text = tokenizer.encode(own_text()[:4000])
+    return Subject(path.stem, engine, ids[:5], text, grammar.schedule, tokenizer.encode), g
 
 
 def open_engine(g: GgufFile, backend: str) -> Engine:
-    return Engine.open(g, EngineOptions(n_ctx=256, threads=1, kernels=backend))
+    return Engine.open(g, EngineOptions(n_ctx=320, threads=1, kernels=backend))
 
 
 def config_of(name: str, g: GgufFile, draft: Path) -> SpecConfig:
@@ -234,7 +235,7 @@ def test_drafts_turned_against_the_target(backend: str, mode: str, drafter: str,
     plain, g = fitting(backend)
     config = SpecConfig(draft_model=turned(drafter.removeprefix("draft-"), tmp_path), n_max=DEPTH, accept="exact")
     counts = run(plain, drafter, open_drafters(config, target_of(plain.subject.engine, g)), mode, "base", LEAST, 6)
-    assert counts.rejected >= LEAST and counts.accepted < counts.drafted / 4, counts
+    assert counts.rejected >= LEAST and counts.accepted < counts.drafted / 3, counts
 
 
 def turned(kind: str, folder: Path) -> Path:
