@@ -79,6 +79,7 @@ class StateView(Timeline, Protocol):
 
     caches: Sequence[CacheView]
     table: I64  # [n_caches, 4]: address of keys, address of values, capacity, window; for compiled kernels
+    table_at: int  # address of `table`, which stays where it is
     n_ctx: int  # most positions that may be written
 
     def advance(self, n: int, tiled: bool) -> None:
@@ -129,7 +130,7 @@ class StateView(Timeline, Protocol):
 # --- one forward call --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Span:
     """Consecutive tokens of one session in a forward call; they take positions state.pos .. state.pos + len(tokens)."""
 
@@ -138,7 +139,7 @@ class Span:
     n_logits: int = 0  # logits are computed for the last n_logits tokens of the span
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Rows:
     """A forward call flattened over its spans: what kernels see. A model file only passes it on."""
 
@@ -156,7 +157,7 @@ class Rows:
         return len(self.tokens)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Out:
     """Result of a forward call. Arrays may be views of the backend's buffers: valid until the next forward of the same graph."""
 
@@ -427,7 +428,7 @@ class Draft:
     stopped: float | None = None  # confidence in the next token, if the draft ended because it was too low
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Pass:
     """What one pass of the loop did for one session: for depth policies, statistics and traces."""
 
@@ -548,21 +549,22 @@ class SpecStats:
         return sum(source.drafts for source in self.sources.values())
 
     def count(self, done: Pass) -> None:
-        n = 1 + done.drafted
+        drafted = done.drafted
+        n, seconds = 1 + drafted, done.verify_seconds / done.n_sessions
         self.passes += done.committed > 0
         self.rows += n
-        self.drafted += done.drafted
-        self.accepted += done.accepted
-        self.draft_seconds += done.draft_seconds
-        self.verify_seconds += done.verify_seconds / done.n_sessions
-        self.draft_calls += done.asked > 0
+        self.verify_seconds += seconds
         self.passes_of_rows[n] = self.passes_of_rows.get(n, 0) + 1
-        self.seconds_of_rows[n] = self.seconds_of_rows.get(n, 0.0) + done.verify_seconds / done.n_sessions
-        if done.drafted:
+        self.seconds_of_rows[n] = self.seconds_of_rows.get(n, 0.0) + seconds
+        self.draft_calls += done.asked > 0
+        self.draft_seconds += done.draft_seconds
+        if drafted:
+            self.drafted += drafted
+            self.accepted += done.accepted
             self.sources.setdefault(done.draft.source, SourceStats()).count(done)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """What one pass of the loop committed."""
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ds4py.engine.session import Session
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Proposal:
     """What a session's drafter answered when it was asked for `asked` tokens."""
 
@@ -47,7 +47,7 @@ class _Proposal:
 _NOTHING: Final = _Proposal(Draft(), 0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Verify:
     """One forward call over all sessions, and what it cost."""
 
@@ -55,14 +55,10 @@ class _Verify:
     seconds: float
     n_sessions: int
 
-    def rows(self, i: int) -> F32:
-        """Logits [n, V] of session i: n = 1 + length of its draft, and the first row evaluated its last token."""
-        return self.out.of(i)
-
-    def taps(self, i: int, layers: Sequence[int]) -> Mapping[int, F32]:
-        """Taps [n, D] of the same rows, since every row was asked for its logits."""
-        start, stop = self.out.offsets[i : i + 2]
-        return {layer: self.out.taps[layer][start:stop] for layer in layers}
+    def taps(self, i: int, layers: Sequence[int], n: int) -> Mapping[int, F32]:
+        """Taps [n, D] of the first n of the same rows, since every row was asked for its logits."""
+        start = self.out.offsets[i]
+        return {layer: self.out.taps[layer][start : start + n] for layer in layers} if layers else {}
 
 
 def generate(session: Session, max_tokens: int | None = None) -> Iterator[Step]:
@@ -84,7 +80,7 @@ def step(sessions: Sequence[Session]) -> list[Step]:
     A session whose logits are broken gets finish "error" and its `error`; the others go on. Anything else that is raised leaves
     every session as it was, or with this pass committed."""
     n_rows = sessions[0].limits.max_rows // len(sessions)
-    if n_rows == 0 or any(session.finish for session in sessions):
+    if n_rows == 0 or [session for session in sessions if session.finish]:
         raise ValueError(f"a pass takes 1 to {sessions[0].limits.max_rows} sessions that have not finished")
     try:
         proposals = [_propose(session, n_rows - 1) for session in sessions]
@@ -121,14 +117,19 @@ def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> _Ver
         Span(session.state, [session.tokens[-1], *proposal.draft.tokens], n_logits=1 + len(proposal.draft.tokens))
         for session, proposal in zip(sessions, proposals, strict=True)
     ]
-    layers = sorted({layer for session in sessions for layer in session.drafter.needs.taps})
+    layers = _layers(sessions) if len(sessions) > 1 else sessions[0].drafter.needs.taps
     out = sessions[0].model.forward(spans, layers)
     return _Verify(out, perf_counter() - began, len(sessions))
 
 
+def _layers(sessions: Sequence[Session]) -> Sequence[int]:
+    """Those whose taps any drafter needs."""
+    return sorted({layer for session in sessions for layer in session.drafter.needs.taps})
+
+
 def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> Step:
     """Walk the rows of session number i, cut its timelines to what was chosen and commit it."""
-    draft, rows = proposal.draft, verify.rows(i)
+    draft, rows = proposal.draft, verify.out.of(i)  # [1 + len(draft), V]
     base = len(session.tokens) - 1  # the position of rows[0], whose logits choose the token at base + 1
     chosen: list[int] = []
     try:
@@ -146,12 +147,10 @@ def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> S
     began = perf_counter()
     session.drafter.truncate(base)
     evaluated = [session.tokens[-1], *chosen[:-1]] if n else []
-    taps = verify.taps(i, session.drafter.needs.taps)
-    session.drafter.observe(evaluated, {layer: tapped[:n] for layer, tapped in taps.items()})
-
+    session.drafter.observe(evaluated, verify.taps(i, session.drafter.needs.taps, n))
     noted = perf_counter() - began
     cost = (proposal.seconds, verify.seconds, len(verify.out.logits), verify.n_sessions, noted)
     done = Pass(base, session.tokens[-1], proposal.asked, draft, n, *cost)
     session.record(done)
     session.commit(chosen)
-    return Step(chosen, rows[:n], done.drafted, done.accepted)
+    return Step(chosen, rows[:n], len(draft.tokens), max(n - 1, 0))

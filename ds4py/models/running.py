@@ -72,7 +72,7 @@ class LoadedModel:
         ContextError when a span does not fit its context, UsageError for a token id outside the vocabulary, ValueError for a
         call that no caller should make (too many rows, one session twice, a ragged tile)."""
         self._check(spans, taps, path)
-        rows, offsets = flatten(spans, path)
+        rows = flatten(spans, path)
         try:
             out = self.kernels.run(self, self.network.graph, rows, taps)
         except BaseException:
@@ -83,10 +83,13 @@ class LoadedModel:
             raise
         for span in spans:
             span.state.advance(len(span.tokens), path == "prefill")
-        return Out(out.logits, offsets, out.taps)
+        return out
 
     def _check(self, spans: Sequence[Span], taps: Sequence[int], path: str) -> None:
-        n_rows = sum([len(span.tokens) for span in spans])
+        n_rows = 0
+        for span in spans:
+            n_rows += len(span.tokens)
+            self._check_span(span, path)
         if not 1 <= n_rows <= self.kernels.max_rows:
             raise ValueError(f"a forward of {n_rows} rows; this backend takes 1 to {self.kernels.max_rows}")
         if len(spans) > 1 and len({id(span.state) for span in spans}) != len(spans):
@@ -95,8 +98,6 @@ class LoadedModel:
             raise ValueError(f"taps {list(taps)} are not all layers -1..{self.last_tap}")
         if path not in ("row", "prefill"):
             raise ValueError(f"there is no path {path!r}")
-        for span in spans:
-            self._check_span(span, path)
 
     def _check_span(self, span: Span, path: str) -> None:
         n, pos, n_ctx = len(span.tokens), span.state.pos, span.state.n_ctx
@@ -130,14 +131,14 @@ def new_state(specs: Sequence[CacheSpec], n_ctx: int, slack: int, dtype: npt.DTy
 _ZEROS: Final = np.zeros(64, np.int64)  # read by everyone, written by none
 
 
-def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:
-    """The rows of a call, spans one after another, and where each span's rows of logits begin and end."""
+def flatten(spans: Sequence[Span], path: str) -> Rows:
+    """The rows of a call, spans one after another."""
     if len(spans) == 1:  # every token of a chat comes by here
-        return _flatten_one(spans[0], path), [0, spans[0].n_logits]
+        return _flatten_one(spans[0], path)
     lengths = [len(span.tokens) for span in spans]
     ends = np.cumsum(lengths)
     logit_rows = [np.arange(end - span.n_logits, end) for span, end in zip(spans, ends, strict=True)]
-    rows = Rows(
+    return Rows(
         tokens=np.concatenate([np.asarray(span.tokens, np.int64) for span in spans]),
         pos=np.concatenate([span.state.pos + np.arange(n, dtype=np.int64) for span, n in zip(spans, lengths, strict=True)]),
         states=[span.state for span in spans],
@@ -145,7 +146,6 @@ def flatten(spans: Sequence[Span], path: str) -> tuple[Rows, list[int]]:
         logit_rows=np.concatenate(logit_rows).astype(np.int64),
         path=path,
     )
-    return rows, [0, *np.cumsum([span.n_logits for span in spans]).tolist()]
 
 
 def _flatten_one(span: Span, path: str) -> Rows:

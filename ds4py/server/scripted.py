@@ -88,6 +88,7 @@ class ScriptedState:
 
     def __init__(self, n_ctx: int) -> None:
         self.table: I64 = np.zeros((0, 4), np.int64)
+        self.table_at = 0
         self.n_ctx = n_ctx
         self.tokens: list[int] = []
         self.reply: ScriptedReply | None = None

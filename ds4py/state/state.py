@@ -53,13 +53,10 @@ class State:
         self.table: I64 = np.array(
             [[c.keys.ctypes.data, c.values.ctypes.data, c.capacity, c.window] for c in self._caches], np.int64
         ).reshape(len(self._caches), 4)
-        self._pos = 0
+        self.table_at = int(self.table.ctypes.data)
+        self.pos = 0  # read by everyone, several times a token; changed by the methods of this class alone
         self._high = 0
         self._tiles: list[tuple[int, int]] = []
-
-    @property
-    def pos(self) -> int:
-        return self._pos
 
     @property
     def high(self) -> int:
@@ -82,11 +79,11 @@ class State:
 
     def truncate(self, pos: int) -> None:
         """Forget positions >= `pos`. ValueError unless floor <= pos <= self.pos."""
-        if pos == self._pos:
+        if pos == self.pos:
             return
-        if not self.floor <= pos <= self._pos:
-            raise ValueError(f"cannot truncate to {pos}: reachable are {self.floor}..{self._pos}")
-        self._pos = pos
+        if not self.floor <= pos <= self.pos:
+            raise ValueError(f"cannot truncate to {pos}: reachable are {self.floor}..{self.pos}")
+        self.pos = pos
         while self._tiles and self._tiles[-1][1] > pos:
             lo, _ = self._tiles.pop()
             if lo < pos:
@@ -102,8 +99,8 @@ class State:
     def retreat(self, pos: int) -> int:
         """Truncate to `pos` even below the floor, for a user who can do without what is lost: rows from the returned position on
         are still there. ValueError past self.pos."""
-        if not 0 <= pos <= self._pos:
-            raise ValueError(f"cannot retreat to {pos} from {self._pos}")
+        if not 0 <= pos <= self.pos:
+            raise ValueError(f"cannot retreat to {pos} from {self.pos}")
         if pos >= self.floor:
             self.truncate(pos)
             return 0
@@ -114,10 +111,10 @@ class State:
 
     def advance(self, n: int, tiled: bool) -> None:
         """`n` rows were written at pos..pos+n; `tiled` says that the prefill path made them. ValueError past n_ctx."""
-        lo, hi = self._pos, self._pos + n
+        lo, hi = self.pos, self.pos + n
         if n < 0 or hi > self.n_ctx:
             raise ValueError(f"cannot advance by {n} from {lo}: the context holds {self.n_ctx}")
-        self._pos, self._high = hi, max(self._high, hi)
+        self.pos, self._high = hi, max(self._high, hi)
         if tiled and n:
             if self._tiles and self._tiles[-1][1] == lo:
                 lo, _ = self._tiles.pop()
@@ -125,20 +122,20 @@ class State:
 
     def clear(self) -> None:
         """Start over at position 0, which is possible at any time; the memory stays."""
-        self._pos = self._high = 0
+        self.pos = self._high = 0
         self._tiles = []
         for cache in self._caches:
             cache.clear()
 
     def snapshot(self) -> Snapshot:
         """Copy what counts at `pos`: all rows of full caches, the last window + slack of rings."""
-        return Snapshot(self._pos, self.tiles, tuple(cache.save(self._pos, self._high) for cache in self._caches))
+        return Snapshot(self.pos, self.tiles, tuple(cache.save(self.pos, self._high) for cache in self._caches))
 
     def checkpoint(self) -> Snapshot:
         """Copy what truncating loses, rings but not full caches. Only this state can restore it, and only while the tokens below
         its position are the same and `clear` was not called."""
-        parts = tuple(cache.save(self._pos, self._high) if cache.window else None for cache in self._caches)
-        return Snapshot(self._pos, self.tiles, parts)
+        parts = tuple(cache.save(self.pos, self._high) if cache.window else None for cache in self._caches)
+        return Snapshot(self.pos, self.tiles, parts)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where `snapshot` was taken. FormatError, and nothing changed, if it does not fit this state's caches."""
@@ -152,7 +149,7 @@ class State:
         for cache, parts in zip(self._caches, snapshot.parts, strict=True):
             if parts is not None:
                 cache.restore(parts, snapshot.pos)
-        self._pos = self._high = snapshot.pos
+        self.pos = self._high = snapshot.pos
         self._tiles = list(snapshot.tiles)
 
     def payload(self) -> dict[str, npt.NDArray[Any]]:

@@ -17,6 +17,7 @@ import numpy as np
 from ds4py.errors import UnsupportedError
 from ds4py.gguf import Tensor
 from ds4py.kernels.cpu import attention, choosing, few, iq2, latent_attention, matmul, tiles
+from ds4py.kernels.cpu.arena import Arena
 from ds4py.kernels.cpu.compile import Builder, Library
 from ds4py.kernels.cpu.draws import Drawer
 from ds4py.kernels.cpu.executor import Executor, physical_cores
@@ -28,7 +29,7 @@ from ds4py.kernels.cpu.recorder import Buffer, Pool, Program
 from ds4py.kernels.cpu.target import Target, target_for
 from ds4py.kernels.cpu.weights import CpuWeight
 from ds4py.kernels.streaming import ExpertCounts, Streaming
-from ds4py.protocols import F32, Ops, Out, Rope, Rows, SamplingParams, StateView
+from ds4py.protocols import F32, Ops, Out, Rope, Rows, StateView
 from ds4py.quants import decode
 
 ROPE_CHUNK = 1024  # positions by which a rotary table grows
@@ -58,6 +59,7 @@ class CpuKernels:
         self.executor = Executor(self.library, self.n_threads)
         atexit.register(self.executor.close)
         self.max_rows = max_rows
+        self.arena = Arena()
         self.expert_cache = ExpertCache(self, streaming) if streaming is not None else None
         self._pools: dict[object, Pool] = {}  # by graph
         self.squares: dict[str, np.ndarray] | None = None  # tensor -> f64 [K + 1]; see observe
@@ -69,19 +71,22 @@ class CpuKernels:
         self._rope_cells = np.zeros(64, np.int64)
         # tokens, positions, session tables, picked rows, first and last seen, first of the row's span
         self._cells = np.zeros((7, max_rows), np.int64)
+        self._words = self._cells.reshape(-1).data
+        self._first_cells = range(0, len(self._words), max_rows)
         cells = [int(row.ctypes.data) for row in self._cells]
         self.tokens_at, self.pos_at, self.tables_at, self.picked_at, self.first_at, self.last_at, start_at = cells
         self._given: dict[int, F32] = {}  # width -> [max_rows, width]
         self._iq2_tables = iq2.tables()
         self.iq2_tables = int(self._iq2_tables.ctypes.data)
-        self._drawer = Drawer(self.kernel)
+        self.draw = Drawer(self.kernel)  # protocols.Draws: engine/sampling.py in machine code
         self._scratch = np.zeros(0, np.float32)
         self._scratch_cells = np.zeros(2, np.int64)  # address, bytes per thread
         self.scratch_cell = int(self._scratch_cells.ctypes.data)
         self._slots = np.zeros(0, np.float32)
         self._slots_cells = np.zeros(3, np.int64)  # chunks of attention: address, bytes of a query's, how many it may have
         self._slots_needed = (0, 0)  # queries, width of a head
-        self._scratch_fits: tuple[object, ...] = ()  # the session and sizes for which this was last seen to suffice
+        self._fits: Callable[[], StateView | None] = lambda: None  # the session for which all this was last seen to suffice,
+        self._fits_below = 0  # up to this position
         self._shared = np.zeros(0, np.float32)
         self._shared_cells = np.zeros(2, np.int64)  # scores that threads make together: address, bytes of a row
         self.shared_cell = int(self._shared_cells.ctypes.data)
@@ -105,20 +110,20 @@ class CpuKernels:
         self._program(key, graph, 1, 1, ())
 
     def run(self, key: object, graph: Callable[[Ops], Buffer], rows: Rows, taps: Sequence[int] = ()) -> Out:
-        if rows.n > self.max_rows:
-            raise UnsupportedError(f"{rows.n} rows in one forward call; this backend was opened for at most {self.max_rows}")
-        n_logits = len(rows.logit_rows)
-        program = self._program(key, graph, rows.n, n_logits, tuple(taps))
+        n, n_logits = len(rows.tokens), len(rows.logit_rows)
+        if n > self.max_rows:
+            raise UnsupportedError(f"{n} rows in one forward call; this backend was opened for at most {self.max_rows}")
+        program = self._program(key, graph, n, n_logits, tuple(taps))
         if self.expert_cache is not None:
             self.expert_cache.settle()
-        spans = self._fill(rows, n_logits)
+        spans = self._fill(rows, n, n_logits)
         if rows.given is not None:
             self.given_at(rows.given.shape[1])
-            self._given[rows.given.shape[1]][: rows.n] = rows.given
+            self._given[rows.given.shape[1]][:n] = rows.given
         reach = int(rows.pos[-1]) if len(rows.states) == 1 else int(rows.pos.max())
         self._grow_tables(program, reach)
         self._grow_scratch(rows.states, reach)
-        self.executor.run(program.ops)
+        self.executor.run(program.ops, program.ops_at)
         if self.expert_cache is not None:
             self.expert_cache.check()
         return Out(program.logits, spans, program.taps)
@@ -131,10 +136,6 @@ class CpuKernels:
     def expert_counts(self) -> ExpertCounts | None:
         """streaming.Streams."""
         return self.expert_cache.counts() if self.expert_cache is not None else None
-
-    def draw(self, row: F32, params: SamplingParams, key: int) -> int:
-        """protocols.Draws: engine/sampling.py in machine code."""
-        return self._drawer(row, params, key)
 
     def observe(self) -> dict[str, np.ndarray]:
         """From now on, sum the squares of the inputs of every product: tensor name -> f64 [K + 1], the last item counts rows
@@ -200,6 +201,7 @@ class CpuKernels:
         """Address of the cells that tell where chunks of attention go; from now on calls have room for so many queries."""
         n, width = self._slots_needed
         self._slots_needed = max(n, n_queries), max(width, d)
+        self._fits_below = 0
         return int(self._slots_cells.ctypes.data)
 
     def given_at(self, width: int) -> int:
@@ -222,22 +224,24 @@ class CpuKernels:
         return int(self._rope_cells[table:].ctypes.data)
 
     # --- private ---
-    def _fill(self, rows: Rows, n_logits: int) -> list[int]:
+    def _fill(self, rows: Rows, n: int, n_logits: int) -> list[int]:
         """Tell programs their rows; gives where each session's rows of logits begin, and where the last one's end.
 
         The usual calls are short cuts: what passes here between two tokens is time in which no thread computes."""
-        n, cells = rows.n, self._cells
+        cells = self._cells
         if n == n_logits == 1 and rows.first is None:
-            pos = rows.pos[0]
-            cells[:, 0] = rows.tokens[0], pos, rows.states[0].table.ctypes.data, 0, 0, pos, pos
+            pos = int(rows.pos[0])
+            row = int(rows.tokens[0]), pos, rows.states[0].table_at, 0, 0, pos, pos
+            for at, cell in zip(self._first_cells, row, strict=True):
+                self._words[at] = cell
             return [0, 1]
         cells[0, :n], cells[1, :n] = rows.tokens, rows.pos
         cells[3, :n_logits] = rows.logit_rows
         cells[4, :n] = 0 if rows.first is None else rows.first
         if len(rows.states) == 1:
-            cells[2, :n], cells[5, :n], cells[6, :n] = rows.states[0].table.ctypes.data, rows.pos[-1], rows.pos[0]
+            cells[2, :n], cells[5, :n], cells[6, :n] = rows.states[0].table_at, rows.pos[-1], rows.pos[0]
             return [0, n_logits]
-        tables = np.array([s.table.ctypes.data for s in rows.states], np.int64)
+        tables = np.array([s.table_at for s in rows.states], np.int64)
         cells[2, :n] = tables[rows.span_of]
         last = np.searchsorted(rows.span_of, np.arange(len(rows.states)), side="right") - 1
         cells[5, :n] = rows.pos[last][rows.span_of]
@@ -269,11 +273,10 @@ class CpuKernels:
     def _grow_scratch(self, states: Sequence[StateView], reach: int) -> None:
         """Per thread the scores of some heads over a ring and a pool, or weights of a query's chunks; for all threads, the scores
         of each row over a pool, and what chunks of attention give up to position `reach`."""
+        if len(states) == 1 and reach < self._fits_below and self._fits() is states[0]:
+            return
         n_queries, d = self._slots_needed
         room = max(int(self._slots_cells[2]), (reach // attention.CHUNK // 16 + 1) * 16)
-        asked = weakref.ref(states[0]), n_queries, d, room
-        if len(states) == 1 and asked == self._scratch_fits:
-            return
         longest, ring, pool = (max(each) for each in zip(*map(_lengths, states), strict=True))
         per_thread = -(-(longest + 48) // 16) * 16
         if ring + pool:
@@ -288,7 +291,7 @@ class CpuKernels:
         if self._shared_cells[1] < pool * 4:
             self._shared = np.zeros(self.max_rows * pool, np.float32)
             self._shared_cells[:] = self._shared.ctypes.data, pool * 4
-        self._scratch_fits = asked
+        self._fits, self._fits_below = weakref.ref(states[0]), room * attention.CHUNK if len(states) == 1 else 0
 
 
 def _lengths(state: StateView) -> tuple[int, int, int]:

@@ -102,16 +102,21 @@ def run_program(t: Target) -> Builder:
 
 
 def launch(t: Target) -> Builder:
-    """i64(ctrl, nt): raise the epoch; returns the bit set of workers that sleep and must be woken (threads 1..63)."""
+    """i64(ctrl, nt, program, n_ops, address of run_program): hand the program to the workers and run it as thread 0. If workers
+    (threads 1..63) sleep and must be woken, it only tells their bit set, and the caller wakes them and runs the program."""
 
     def build(module: ir.Module, name: str) -> None:
-        f = Fn(module, name, [I64] * 2, I64)
-        ctrl, nt = f.args
+        f = Fn(module, name, [I64] * 5, I64)
+        ctrl, nt, program, n_ops, run = f.args
+        f.store(ctrl + PROGRAM * 8, program, 8)
+        f.store(ctrl + N_OPS * 8, n_ops, 8)
         _atomic_add(f, ctrl + EPOCH * 8, 1, "seq_cst")
         asleep = f.var(f.i64(0))
         with f.loop(1, nt) as tid:
             was = _atomic_swap(f, ctrl + (tid * LINE + (THREADS + SLEEPING)) * 8, 0)
             asleep.set(asleep.get() | (was << tid))
+        with f.when(asleep.get().eq(0)):
+            f.call_address(run, ctrl, f.i64(0), nt)
         f.ret(asleep.get())
 
     return build
@@ -160,7 +165,7 @@ class Executor:
         at = library.load({"run_program": run_program(t), "launch": launch(t), "worker": worker(t)})
         call = ctypes.CFUNCTYPE
         self._run = call(None, *[ctypes.c_int64] * 3)(at["run_program"])
-        self._launch = call(ctypes.c_int64, *[ctypes.c_int64] * 2)(at["launch"])
+        self._launch = call(ctypes.c_int64, *[ctypes.c_int64] * 5)(at["launch"])
         self._worker = call(ctypes.c_int64, *[ctypes.c_int64] * 4)(at["worker"])
         self._run_at = at["run_program"]
         self._memory = np.zeros((4 + self.n_threads) * LINE + LINE, np.int64)
@@ -175,17 +180,15 @@ class Executor:
         for thread in self._threads:
             thread.start()
 
-    def run(self, program: np.ndarray) -> None:
-        """Run a program [n_ops, RECORD] to its end."""
+    def run(self, program: np.ndarray, at: int = 0) -> None:
+        """Run a program [n_ops, RECORD] to its end. `at`: its address, from callers who know it."""
         with self._lock:
-            self._control[PROGRAM], self._control[N_OPS] = program.ctypes.data, len(program)
-            asleep = self._launch(self._at, self.n_threads) & 0xFFFFFFFFFFFFFFFF
-            tid = 0
-            while asleep:
-                if asleep & 1:
+            asleep = self._launch(self._at, self.n_threads, at or program.ctypes.data, len(program), self._run_at)
+            if not asleep:
+                return
+            for tid in range(1, self.n_threads):
+                if asleep >> tid & 1:
                     self._wake[tid].release()
-                asleep >>= 1
-                tid += 1
             self._run(self._at, 0, self.n_threads)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def _group(f: Fn, t: Target, form: Packed, rows: range, w: Val, x: Val, y: Val, 
     acc = {(r, part): f.var(f.c(vec(F32, t.lanes), 0.0)) for r in range(len(rows)) for part in range(t.parts)}
     with f.loop(0, n_pairs) as i:
         pair = w + i * form.pair_bytes
-        prefetch(f, t, form, pair)
+        prefetch(f, t, form, pair, once=True)
         for half in range(2):
             at = x + i * (2 * HALF_BYTES) + half * HALF_BYTES
             for (r, part), total in Held(f, t, form, pair, half).block(half, at, f.i64(rows.start), len(rows)).items():

@@ -219,9 +219,11 @@ class Fn:
             slot.align = align
         return Val(self, self.b.ptrtoint(slot, I64))
 
-    def prefetch(self, addr: Val) -> None:
+    def prefetch(self, addr: Val, once: bool = False) -> None:
+        """Ask for the cache line at `addr`. `once`: it will be read once and shall push nothing else out of the caches."""
         f = self.declare("llvm.prefetch.p0", VOID, [ir.PointerType(I8), I32, I32, I32])
-        self.b.call(f, [self.b.inttoptr(addr.v, ir.PointerType(I8)), *(ir.Constant(I32, n) for n in (0, 3, 1))])
+        how = (0, 0 if once else 3, 1)  # to read, locality, data
+        self.b.call(f, [self.b.inttoptr(addr.v, ir.PointerType(I8)), *(ir.Constant(I32, n) for n in how)])
 
     # --- calls ---
     def declare(self, name: str, ret: ir.Type, args: list[ir.Type]) -> ir.Function:

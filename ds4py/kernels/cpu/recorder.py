@@ -98,6 +98,7 @@ class Program:
     """A finished recording. `logits` and `taps` are views of pool memory, overwritten when its graph runs again."""
 
     ops: np.ndarray  # int64 [n, RECORD]
+    ops_at: int  # its address
     logits: F32
     taps: dict[int, F32]
     ropes: tuple[int, ...]  # rope tables it reads
@@ -293,7 +294,8 @@ class Recorder:
             ops[i, : len(record)] = record
         taps = {layer: _view(x)[: self.n_rows] for layer, x in self.taps.items()}
         live = logits.live or logits.width
-        return Program(ops, _view(logits)[:, :live], taps, tuple(self.ropes), frozenset(self.caches), (*self.keep,))
+        at, rows = int(ops.ctypes.data), _view(logits)[:, :live]
+        return Program(ops, at, rows, taps, tuple(self.ropes), frozenset(self.caches), (*self.keep,))
 
     def _new(self, width: int, split: str, n_rows: int | None = None) -> Buffer:
         if width % 4:

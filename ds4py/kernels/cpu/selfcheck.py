@@ -130,6 +130,7 @@ class _State:
         self.caches = caches
         rows = [[c.keys.ctypes.data, c.values.ctypes.data, c.capacity, c.window] for c in caches]
         self.table = np.array(rows, np.int64).reshape(len(caches), 4)
+        self.table_at = int(self.table.ctypes.data)
 
 
 def _weight(kernels: CpuKernels, name: str, kind: GgmlType, data: np.ndarray, row_len: int = 0) -> Any:

@@ -132,7 +132,7 @@ class _Scratch(_Blocks):
     def unpack(self, pair: Val) -> None:
         """A pair of blocks to scratch memory: bytes as the engine wants them, scales as f32."""
         f, t = self.f, self.t
-        prefetch(f, t, self.form, pair)
+        prefetch(f, t, self.form, pair, once=True)
         for half in range(2):
             for part in range(t.parts):
                 quads, scales = self.quads_and_scales(pair, half, part)

@@ -69,9 +69,7 @@ class CpuWeight:
         """Repack, once. Does nothing for forms that are multiplied as they are."""
         if self.form is None or self._packed is not None:
             return
-        memory = np.zeros(self.form.n_bytes(self.n_rows, self.row_len) + 64, np.uint8)
-        skip = -memory.ctypes.data % 64
-        packed = memory[skip : skip + memory.nbytes - 64]
+        packed = self._backend.arena.take(self.form.n_bytes(self.n_rows, self.row_len))
         at = self._backend.kernel(f"repack_{self.type.name}", lambda t: unpack.repack(self.type, t))
         slab = max(GROUP, SLAB_BYTES // max(1, self.row_bytes) // GROUP * GROUP)
         for row in range(0, self.n_rows, slab):
