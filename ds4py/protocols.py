@@ -166,6 +166,8 @@ class Out:
     taps: Mapping[int, F32] = field(default_factory=dict)  # layer -> [R, D], the residual after that layer; -1: before layer 0
 
     def of(self, span: int) -> F32:
+        if len(self.offsets) == 2:  # one span
+            return self.logits
         return self.logits[self.offsets[span] : self.offsets[span + 1]]
 
 
