@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Final
 
 from ds4py.chat.calls import (
@@ -28,6 +27,7 @@ from ds4py.chat.calls import (
     schema_of,
 )
 from ds4py.chat.events import CallEnd, CallStart
+from ds4py.chat.formats.stepwise import Phase, Step, StepState, Stepwise
 
 TAG: Final = "<|python_tag|>"
 _BETWEEN: Final = " \t\r\n;,}"
@@ -36,26 +36,14 @@ _MAYBE_FENCE = re.compile(r"`{1,3}\Z|```[a-z_]{0,9}[ \t]*\Z|```(?:json|tool_call
 _KEYS: Final = frozenset({"name", "type", "function", "tool_call", "arguments", "parameters"})
 
 
-class Phase(Enum):
-    START = "start"  # nothing but blanks and the tag so far
-    OBJECT = "object"
-    BETWEEN = "between"  # after a call
-    TEXT = "text"
-
-
 @dataclass(frozen=True)
-class BareState:
+class BareState(StepState):
     """raw: an object whose name is not known yet, with what stands before it."""
 
     phase: Phase = Phase.START
-    held: str = ""
-    n_seen: int = 0
-    index: int = 0
-    raw: str = ""
-    object: ObjectState = ObjectState()
 
 
-class BareParser:
+class BareParser(Stepwise[BareState]):
     """A `CallParser`."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -69,16 +57,8 @@ class BareParser:
             return not state.raw and not state.object.in_payload
         return state.phase is Phase.START and TAG.startswith(state.held) and len(state.held) >= 2
 
-    def feed(self, text: str) -> list[CallPart]:
-        rest = self.state.held + text
-        self.state = replace(self.state, held="", n_seen=self.state.n_seen + len(text))
-        steps = {Phase.START: self._start, Phase.OBJECT: self._object, Phase.BETWEEN: self._between, Phase.TEXT: self._text}
-        parts: list[CallPart] = []
-        waits = False
-        while rest and not waits:
-            rest, waits = steps[self.state.phase](rest, parts)
-        self.state = replace(self.state, held=rest)
-        return joined(parts)
+    def steps(self) -> Mapping[Phase, Step]:
+        return {Phase.START: self._start, Phase.OBJECT: self._object, Phase.BETWEEN: self._between, Phase.TEXT: self._text}
 
     def flush(self) -> list[CallPart]:
         state, parts = self.state, list[CallPart]()
@@ -89,8 +69,6 @@ class BareParser:
         elif state.phase is not Phase.BETWEEN and state.raw + state.held:  # behind a call only blanks and a fence are held
             parts.append(Plain(state.raw + state.held, state.n_seen - len(state.raw + state.held)))
         return joined(parts)
-
-    # A step takes the undecided text, adds the parts it decides and returns (what is left, whether that must wait for more).
 
     def _start(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         body = text.lstrip()
@@ -117,10 +95,10 @@ class BareParser:
             if not is_call:
                 self.state = replace(self.state, raw=self.state.raw + text[at - n : at])
                 if body.state.is_value and body.state.key not in _KEYS:
-                    return self._no_call(text[at:], parts)
+                    return self.no_call(text[at:], parts)
             if events and isinstance(events[0], CallStart):
                 if events[0].name not in self._names:
-                    return self._no_call(text[at:], parts)
+                    return self.no_call(text[at:], parts)
                 is_call = True
                 self.state = replace(self.state, raw="")
             parts += events
@@ -128,17 +106,11 @@ class BareParser:
         if not body.state.done:
             return "", False
         if not is_call:
-            return self._no_call(text[at:], parts)
+            return self.no_call(text[at:], parts)
         end = self.state.n_seen - len(text) + at
         parts.append(CallEnd(self.state.index, True, end))
         self.state = replace(self.state, phase=Phase.BETWEEN, index=self.state.index + 1)
         return text[at:], False
-
-    def _no_call(self, rest: str, parts: list[CallPart]) -> tuple[str, bool]:
-        raw = self.state.raw
-        parts.append(Plain(raw, self.state.n_seen - len(rest) - len(raw)))
-        self.state = replace(self.state, phase=Phase.TEXT, raw="")
-        return rest, False
 
     def _between(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         body = text.lstrip(_BETWEEN)

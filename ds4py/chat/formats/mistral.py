@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Final
 
 from ds4py.chat.calls import (
@@ -21,8 +20,6 @@ from ds4py.chat.calls import (
     CallParser,
     CallPart,
     ObjectState,
-    Plain,
-    before_mark,
     beginnings,
     function_of,
     joined,
@@ -31,6 +28,7 @@ from ds4py.chat.calls import (
     schema_of,
 )
 from ds4py.chat.events import CallArguments, CallEnd, CallEvent, CallStart
+from ds4py.chat.formats.stepwise import Phase, Step, StepState, Stepwise
 from ds4py.chat.json_scan import WHITE, JsonState, advance
 
 MARK: Final = "[TOOL_CALLS]"
@@ -46,34 +44,20 @@ _MAYBE_HEAD = re.compile(
 )
 
 
-class Phase(Enum):
-    TEXT = "text"
-    OPENED = "opened"  # behind a mark: which form?
-    LIST = "list"  # between objects
-    OBJECT = "object"
-    ARGS = "args"
-
-
 @dataclass(frozen=True)
-class MistralState:
-    """n_seen: characters fed; index: calls before this one; raw: markup of a call that has no name yet; in_list: the object at
-    hand stands in a list; ended: where the last object of a list ended, if its CallEnd is due; json: where the scan of arguments
-    is."""
+class MistralState(StepState):
+    """in_list: the object at hand stands in a list; ended: where the last object of a list ended, if its CallEnd is due; json:
+    where the scan of arguments is."""
 
-    phase: Phase = Phase.TEXT
-    held: str = ""
-    n_seen: int = 0
-    index: int = 0
-    raw: str = ""
     in_list: bool = False
     ended: int | None = None
-    after_call: bool = False
-    object: ObjectState = ObjectState()
     json: JsonState = JsonState()
 
 
-class MistralParser:
+class MistralParser(Stepwise[MistralState]):
     """A `CallParser`."""
+
+    mark = MARK
 
     def __init__(self) -> None:
         self.state = MistralState()
@@ -90,22 +74,14 @@ class MistralParser:
                 return not state.json.in_text
         return True
 
-    def feed(self, text: str) -> list[CallPart]:
-        rest = self.state.held + text
-        self.state = replace(self.state, held="", n_seen=self.state.n_seen + len(text))
-        steps = {
-            Phase.TEXT: self._text,
+    def steps(self) -> Mapping[Phase, Step]:
+        return {
+            Phase.TEXT: self.text,
             Phase.OPENED: self._opened,
             Phase.LIST: self._list,
             Phase.OBJECT: self._object,
             Phase.ARGS: self._args,
         }
-        parts: list[CallPart] = []
-        waits = False
-        while rest and not waits:
-            rest, waits = steps[self.state.phase](rest, parts)
-        self.state = replace(self.state, held=rest)
-        return joined(parts)
 
     def flush(self) -> list[CallPart]:
         state, parts = self.state, list[CallPart]()
@@ -116,25 +92,8 @@ class MistralParser:
         elif state.phase is Phase.OBJECT and state.object.name is not None:
             parts += [*CallObject(state.index, state.object).cut(), CallEnd(state.index, False, state.n_seen)]
         elif state.raw or (state.phase is Phase.TEXT and not (state.after_call and state.held.isspace())):
-            self._plain(state.raw + state.held, 0, parts)
+            self.plain(state.raw + state.held, 0, parts)
         return joined(parts)
-
-    # A step takes the undecided text, adds the parts it decides and returns (what is left, whether that must wait for more).
-
-    def _text(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
-        shown, opens = before_mark(text, MARK)
-        self._plain(shown, len(text), parts)
-        if not opens:
-            return text[len(shown) :], True
-        n = text.index(MARK) + len(MARK)
-        self.state = replace(self.state, phase=Phase.OPENED, raw=text[len(shown) : n])
-        return text[n:], False
-
-    def _plain(self, text: str, n_left: int, parts: list[CallPart]) -> None:
-        """`text` is the answer's; it begins n_left characters before the end of what was fed (0: it is the end)."""
-        if text:
-            parts.append(Plain(text, self.state.n_seen - (n_left or len(text))))
-            self.state = replace(self.state, after_call=False)
 
     def _opened(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         body = text.lstrip(WHITE)
@@ -151,7 +110,7 @@ class MistralParser:
             return body[head.end() :], False
         if not body or _MAYBE_HEAD.match(body):
             return text, True
-        return self._no_call(text, parts)
+        return self.no_call(text, parts)
 
     def _list(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         """Between the objects of a list, or after its bracket."""
@@ -166,7 +125,7 @@ class MistralParser:
             self.state = replace(self.state, phase=Phase.OBJECT, raw=raw, object=ObjectState())
             return body, False
         if fresh:
-            return self._no_call(text, parts)
+            return self.no_call(text, parts)
         self.state = replace(self.state, phase=Phase.TEXT, after_call=True)
         return body[1:] if closed else text, False
 
@@ -186,7 +145,7 @@ class MistralParser:
         if not body.state.done:
             return text[n:], False
         if not named:
-            return self._no_call(text[n:], parts)
+            return self.no_call(text[n:], parts)
         if not self.state.in_list:
             return self._called(text[n:], parts)
         self.state = replace(self.state, phase=Phase.LIST, raw="", ended=self.state.n_seen - len(text) + n)
@@ -209,12 +168,6 @@ class MistralParser:
         """A call is complete; `rest` was fed behind it."""
         parts.append(CallEnd(self.state.index, True, self.state.n_seen - len(rest)))
         self.state = replace(self.state, phase=Phase.TEXT, index=self.state.index + 1, raw="", after_call=True)
-        return rest, False
-
-    def _no_call(self, rest: str, parts: list[CallPart]) -> tuple[str, bool]:
-        raw = self.state.raw
-        self.state = replace(self.state, phase=Phase.TEXT, raw="")
-        self._plain(raw, len(rest) + len(raw), parts)
         return rest, False
 
 

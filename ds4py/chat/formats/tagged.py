@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Final
 
 from ds4py.chat.calls import (
@@ -22,7 +21,6 @@ from ds4py.chat.calls import (
     CallPart,
     ObjectState,
     Plain,
-    before_mark,
     function_of,
     joined,
     literal,
@@ -32,6 +30,7 @@ from ds4py.chat.calls import (
 )
 from ds4py.chat.events import CallEnd, CallEvent
 from ds4py.chat.formats.bare_json import BareParser, BareState
+from ds4py.chat.formats.stepwise import Phase, Step, StepState, Stepwise
 from ds4py.chat.formats.xml_call import ARG_KEY, ARGS, FUNCTION, MAYBE_ARGS, XML, Place, XmlBody, XmlState
 
 OPEN: Final = "<tool_call>"
@@ -39,32 +38,15 @@ CLOSE: Final = "</tool_call>"
 _BEGUN = re.compile(rf'{OPEN}\s*(?:\{{\s*"(?:name|type|function|arguments)"|{FUNCTION}|[^\s<{{}}]+\s*{ARG_KEY})')
 
 
-class Phase(Enum):
-    TEXT = "text"
-    OPENED = "opened"  # after the opening tag: which dialect?
-    OBJECT = "object"
-    XML = "xml"
-    ARGS = "args"
-    OTHER = "other"  # nothing that is known; held until the closing tag
-    AFTER = "after"  # the call is complete; its closing tag is due
-
-
 @dataclass(frozen=True)
-class TagState:
-    """All that is remembered. n_seen: characters fed; index: calls before this one; raw: markup of a call without a name yet."""
-
-    phase: Phase = Phase.TEXT
-    held: str = ""
-    n_seen: int = 0
-    index: int = 0
-    raw: str = ""
-    after_call: bool = False
-    object: ObjectState = ObjectState()
+class TagState(StepState):
     xml: XmlState = XmlState()
 
 
-class TagParser:
+class TagParser(Stepwise[TagState]):
     """A `CallParser`."""
+
+    mark = OPEN
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
@@ -82,11 +64,9 @@ class TagParser:
                 return not self._xml_body().in_payload
         return state.phase is not Phase.OTHER
 
-    def feed(self, text: str) -> list[CallPart]:
-        rest = self.state.held + text
-        self.state = replace(self.state, held="", n_seen=self.state.n_seen + len(text))
-        steps = {
-            Phase.TEXT: self._text,
+    def steps(self) -> Mapping[Phase, Step]:
+        return {
+            Phase.TEXT: self.text,
             Phase.OPENED: self._opened,
             Phase.OBJECT: self._object,
             Phase.XML: self._xml,
@@ -94,19 +74,13 @@ class TagParser:
             Phase.OTHER: self._other,
             Phase.AFTER: self._after,
         }
-        parts: list[CallPart] = []
-        waits = False
-        while rest and not waits:
-            rest, waits = steps[self.state.phase](rest, parts)
-        self.state = replace(self.state, held=rest)
-        return joined(parts)
 
     def flush(self) -> list[CallPart]:
         state, parts = self.state, list[CallPart]()
         self.state = replace(state, held="", raw="", phase=Phase.TEXT)
         if state.phase is Phase.TEXT:
             if not (state.after_call and state.held.isspace()):
-                self._plain(state.held, 0, parts)
+                self.plain(state.held, 0, parts)
         elif state.phase is Phase.AFTER:
             parts.append(CallEnd(state.index, True, state.n_seen - len(state.held)))
         elif state.phase is Phase.OBJECT and state.object.name is not None:
@@ -116,25 +90,8 @@ class TagParser:
             xml = self._xml_body(state)
             parts += [*xml.cut(), CallEnd(state.index, xml.done, state.n_seen)]
         else:
-            self._plain(state.raw + state.held, 0, parts)
+            self.plain(state.raw + state.held, 0, parts)
         return joined(parts)
-
-    # A step takes the undecided text, adds the parts it decides and returns (what is left, whether that must wait for more).
-
-    def _text(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
-        shown, opens = before_mark(text, OPEN)
-        self._plain(shown, len(text), parts)
-        if not opens:
-            return text[len(shown) :], True
-        n = text.index(OPEN) + len(OPEN)
-        self.state = replace(self.state, phase=Phase.OPENED, raw=text[len(shown) : n])
-        return text[n:], False
-
-    def _plain(self, text: str, n_left: int, parts: list[CallPart]) -> None:
-        """`text` is the answer's; it begins n_left characters before the end of what was fed (0: it is the end)."""
-        if text:
-            parts.append(Plain(text, self.state.n_seen - (n_left or len(text))))
-            self.state = replace(self.state, after_call=False)
 
     def _opened(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         body = text.lstrip()
@@ -186,7 +143,7 @@ class TagParser:
             return
         raw = self.state.raw
         self.state = replace(self.state, phase=Phase.TEXT, raw="")
-        self._plain(raw, n_left + len(raw), parts)
+        self.plain(raw, n_left + len(raw), parts)
 
     def _other(self, text: str, parts: list[CallPart]) -> tuple[str, bool]:
         at = text.find(CLOSE)
