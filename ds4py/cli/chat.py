@@ -142,11 +142,11 @@ def _chat(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, out: Te
 def _open(values: Values, g: GgufFile, tokenizer: Tokenizer, n_ctx: int, log: Terminal) -> Opened:
     """Load the model and what drafts for it."""
     from ds4py.cli.opening import Opened, open_engine
-    from ds4py.cli.speculating import config_of, draft_bytes, open_speculation, rows_needed
+    from ds4py.cli.speculating import config_of, draft_file, open_speculation, rows_needed
     from ds4py.cli.streaming import preloaded
 
     config = config_of(values, log)
-    engine = open_engine(values, g, n_ctx, log, rows_needed(config), draft_bytes(config))
+    engine = open_engine(values, g, n_ctx, log, rows_needed(config), draft_file(config))
     opened = Opened(g, tokenizer, engine, open_speculation(values, config, engine, g, log))
     preloaded(engine, log)
     return opened

@@ -90,9 +90,9 @@ def context_len(values: Values, g: GgufFile, log: Terminal) -> int:
     return asked
 
 
-def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: int = 0, draft: int = 0) -> Engine:
-    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes; draft: bytes of the weights
-    that draft."""
+def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: int = 0, draft: GgufFile | None = None) -> Engine:
+    """Load the weights, with the load, memory and detail lines. n_rows: what the longest draft takes; draft: the file that
+    drafts, if it is another."""
     threads = values.integer("threads") if values.has("threads") else None
     max_rows = values.integer("prefill_chunk") if values.has("prefill_chunk") else max(EngineOptions().max_rows, n_rows)
     kernels = "cpu" if values.flag("cpu") else values.text("backend")
@@ -115,10 +115,11 @@ def open_engine(values: Values, g: GgufFile, n_ctx: int, log: Terminal, n_rows: 
     info = engine.info()
     log.say(f"ds4: {g.path.name}: {named(g)}, {info.n_layers} layers, loaded in {time.monotonic() - begun:.2f} s")
     held = engine.expert_counts()
-    resident = g.nbytes if held is None else g.nbytes - expert_bytes(g)[0] + held.seat_bytes
+    resident = g.nbytes if held is None else expert_bytes(g)[1] + held.seat_bytes
+    guessing = 0 if draft is None else draft.nbytes if held is None else expert_bytes(draft)[1]  # its experts share the seats
     weights, pooled, raw = resident / _GIB, info.pooled_bytes / _GIB, (info.kv_bytes - info.pooled_bytes) / _GIB
     kv = f"KV {raw:.2f} GiB raw + {pooled:.2f} GiB compressed"
-    drafting, total = f", draft {draft / _GIB:.2f} GiB" if draft else "", raw + pooled + weights + draft / _GIB
+    drafting, total = f", draft {guessing / _GIB:.2f} GiB" if draft else "", raw + pooled + weights + guessing / _GIB
     log.say(f"ds4: memory: {kv}, weights {weights:.2f} GiB{drafting}, total {total:.2f} GiB")
     log.say(
         f"ds4: ctx={info.n_ctx} prefill_cap={info.max_rows} raw_kv_rows={info.n_ctx} "

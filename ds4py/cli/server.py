@@ -108,7 +108,7 @@ def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
     """(the model of -m, what closes it)."""
     from ds4py.cli import prompting as cli_prompting
     from ds4py.cli.opening import context_len, open_engine, open_file, open_tokenizer
-    from ds4py.cli.speculating import asked_types, config_of, draft_bytes, open_speculation, rows_needed, say_opening
+    from ds4py.cli.speculating import asked_types, config_of, draft_file, open_speculation, rows_needed, say_opening
     from ds4py.cli.streaming import preloaded
 
     if values.texts("spec_type"):
@@ -119,7 +119,7 @@ def _model(values: Values, log: Terminal) -> tuple[Served, Callable[[], None]]:
     n_ctx = context_len(values, g, log)
     defaults = _defaults(values, g.architecture, cli_prompting.thinking(values, chat, n_ctx, log).think)
     config = config_of(values, log)
-    engine = open_engine(values, g, n_ctx, log, rows_needed(config), draft_bytes(config))
+    engine = open_engine(values, g, n_ctx, log, rows_needed(config), draft_file(config))
     speculation = open_speculation(values, config, engine, g, log)
     preloaded(engine, log)
     name = values.text("alias") if values.has("alias") else g.path.name.removesuffix(".gguf")

@@ -244,9 +244,9 @@ def rows_needed(config: SpecConfig) -> int:
     return -(-(1 + max(lengths)) // 8) * 8 if lengths else 0
 
 
-def draft_bytes(config: SpecConfig) -> int:
-    """Bytes of the weights that draft, for the memory line."""
-    return config.draft_model.nbytes if isinstance(config.draft_model, GgufFile) else 0
+def draft_file(config: SpecConfig) -> GgufFile | None:
+    """The file whose weights draft, for the memory line."""
+    return config.draft_model if isinstance(config.draft_model, GgufFile) else None
 
 
 def open_speculation(values: Values, config: SpecConfig, engine: Engine, g: GgufFile, log: Terminal) -> Speculation:

@@ -13,9 +13,9 @@ import pytest
 from deepseek4_reference import spark_weights
 from tiny_v4 import make_tiny, spark_keys, write_support
 
-from ds4py.cli import streaming
+from ds4py.cli import opening, streaming
 from ds4py.cli.chat import main
-from ds4py.gguf import GgmlType
+from ds4py.gguf import GgmlType, open_gguf
 
 RUN = "--raw -n 40 -c 200 -t 2 --ignore-eos --temp 0 -p".split()
 Ds4 = Callable[..., tuple[int, str, str]]
@@ -40,6 +40,19 @@ def ds4(capsys: pytest.CaptureFixture[str], folder: Path) -> Ds4:
         return code, out, err
 
     return run
+
+
+def test_the_memory_line_counts_a_streamed_drafts_experts_once(ds4: Ds4, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in the seats of the model's own."""
+    monkeypatch.setattr(opening, "_GIB", 1.0)
+    drafting = ("--dspark", "--mtp-model", "{support}")
+    support = open_gguf(folder / "support.gguf")
+    for more, expected in ((("--ssd-streaming",), streaming.expert_bytes(support)[1]), ((), support.nbytes)):
+        _, _, err = ds4(*drafting, *more)
+        parts = re.search(r"KV (.+?) GiB raw \+ (.+?) GiB compressed, weights (.+?) GiB, draft (.+?) GiB, total (.+?) GiB", err)
+        assert parts is not None, err
+        *each, total = map(float, parts.groups())
+        assert each[3] == expected and total == sum(each)
 
 
 def test_every_size_gives_the_same_text_with_and_without_drafts(ds4: Ds4) -> None:

@@ -124,7 +124,7 @@ def _model(values: Values, n_tokens: int, log: Terminal) -> ModelAsker:
     from ds4py.cli.opening import context_len, open_engine, open_file, open_tokenizer
     from ds4py.cli.prompting import chat_format, thinking
     from ds4py.cli.settings import sampling
-    from ds4py.cli.speculating import draft_bytes, rows_needed
+    from ds4py.cli.speculating import draft_file, rows_needed
     from ds4py.cli.streaming import preloaded
     from ds4py.drafters import open_drafters
     from ds4py.engine import SessionOptions
@@ -137,7 +137,7 @@ def _model(values: Values, n_tokens: int, log: Terminal) -> ModelAsker:
     g = open_file(values, log)
     tokenizer = open_tokenizer(g, log)
     chat = chat_format(values, g, tokenizer, log)
-    size = (rows_needed(config), draft_bytes(config)) if config is not None else (0, 0)
+    size = (rows_needed(config), draft_file(config)) if config is not None else (0, None)
     engine = open_engine(values, g, context_len(values, g, log), log, *size)
     drafters = open_drafters(config, target_of(engine, g)) if config is not None else None
     preloaded(engine, log)
