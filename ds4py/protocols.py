@@ -128,6 +128,7 @@ class StateView(Timeline, Protocol):
 
 
 # --- one forward call --------------------------------------------------------------------------------------------------
+# Values made anew for every token have slots and are not frozen: three times as fast to make. Nobody writes to them either.
 
 
 @dataclass(slots=True)

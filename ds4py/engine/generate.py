@@ -80,7 +80,8 @@ def step(sessions: Sequence[Session]) -> list[Step]:
     A session whose logits are broken gets finish "error" and its `error`; the others go on. Anything else that is raised leaves
     every session as it was, or with this pass committed."""
     n_rows = sessions[0].limits.max_rows // len(sessions)
-    if n_rows == 0 or [session for session in sessions if session.finish]:
+    finished = [session for session in sessions if session.finish]
+    if n_rows == 0 or finished:
         raise ValueError(f"a pass takes 1 to {sessions[0].limits.max_rows} sessions that have not finished")
     try:
         proposals = [_propose(session, n_rows - 1) for session in sessions]
@@ -117,14 +118,10 @@ def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> _Ver
         Span(session.state, [session.tokens[-1], *proposal.draft.tokens], n_logits=1 + len(proposal.draft.tokens))
         for session, proposal in zip(sessions, proposals, strict=True)
     ]
-    layers = _layers(sessions) if len(sessions) > 1 else sessions[0].drafter.needs.taps
+    needed = [session.drafter.needs.taps for session in sessions]
+    layers = needed[0] if len(needed) == 1 else sorted(set().union(*needed))
     out = sessions[0].model.forward(spans, layers)
     return _Verify(out, perf_counter() - began, len(sessions))
-
-
-def _layers(sessions: Sequence[Session]) -> Sequence[int]:
-    """Those whose taps any drafter needs."""
-    return sorted({layer for session in sessions for layer in session.drafter.needs.taps})
 
 
 def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> Step:
