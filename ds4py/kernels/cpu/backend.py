@@ -116,11 +116,11 @@ class CpuKernels:
         program = self._program(key, graph, n, n_logits, tuple(taps))
         if self.expert_cache is not None:
             self.expert_cache.settle()
-        spans = self._fill(rows, n, n_logits)
+        reach = int(rows.pos[-1]) if len(rows.states) == 1 else int(rows.pos.max())
+        spans = self._fill(rows, n, n_logits, reach)
         if rows.given is not None:
             self.given_at(rows.given.shape[1])
             self._given[rows.given.shape[1]][:n] = rows.given
-        reach = int(rows.pos[-1]) if len(rows.states) == 1 else int(rows.pos.max())
         self._grow_tables(program, reach)
         self._grow_scratch(rows.states, reach)
         self.executor.run(program.ops, program.ops_at)
@@ -224,14 +224,14 @@ class CpuKernels:
         return int(self._rope_cells[table:].ctypes.data)
 
     # --- private ---
-    def _fill(self, rows: Rows, n: int, n_logits: int) -> list[int]:
-        """Tell programs their rows; gives where each session's rows of logits begin, and where the last one's end.
+    def _fill(self, rows: Rows, n: int, n_logits: int, reach: int) -> list[int]:
+        """Tell programs their n rows, up to position `reach`; gives where each session's rows of logits begin, and where the last
+        one's end.
 
         The usual calls are short cuts: what passes here between two tokens is time in which no thread computes."""
         cells = self._cells
         if n == n_logits == 1 and rows.first is None:
-            pos = int(rows.pos[0])
-            row = int(rows.tokens[0]), pos, rows.states[0].table_at, 0, 0, pos, pos
+            row = int(rows.tokens[0]), reach, rows.states[0].table_at, 0, 0, reach, reach
             for at, cell in zip(self._first_cells, row, strict=True):
                 self._words[at] = cell
             return [0, 1]

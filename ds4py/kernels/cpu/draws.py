@@ -38,6 +38,7 @@ HIGHEST = 22.88  # above all noise
 COLDEST = 1e-9  # lower temperatures are the argmax
 REACH = 26.02  # from the lowest noise to the highest, and a little
 WORDS = 12  # of the argument
+_FLOATS = np.dtype(np.float32)
 
 
 class Drawer:
@@ -56,7 +57,7 @@ class Drawer:
 
     def __call__(self, row: Floats, params: SamplingParams, key: int) -> int:
         """protocols.Draws.draw"""
-        if row.dtype != np.float32:
+        if row.dtype is not _FLOATS:
             row = row.astype(np.float32)
         with self._lock:
             if self._settings[0] is not params or self._settings[1] != len(row):
