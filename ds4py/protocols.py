@@ -144,8 +144,8 @@ class Span:
 class Rows:
     """A forward call flattened over its spans: what kernels see. A model file only passes it on."""
 
-    tokens: I64  # [R]
-    pos: I64  # [R] position of each row in its own session
+    tokens: Sequence[int] | I64  # [R]
+    pos: Sequence[int] | I64  # [R] position of each row in its own session; an array if there are several sessions
     states: Sequence[StateView]  # one per span
     span_of: I64  # [R] index into `states`
     logit_rows: I64  # [L] indices of the rows whose logits are asked
@@ -552,7 +552,7 @@ class SpecStats:
         return sum(source.drafts for source in self.sources.values())
 
     def count(self, done: Pass) -> None:
-        drafted = done.drafted
+        drafted = len(done.draft.tokens)
         n, seconds = 1 + drafted, done.verify_seconds / done.n_sessions
         self.passes += done.committed > 0
         self.rows += n

@@ -47,20 +47,6 @@ class _Proposal:
 _NOTHING: Final = _Proposal(Draft(), 0, 0.0)
 
 
-@dataclass(slots=True)
-class _Verify:
-    """One forward call over all sessions, and what it cost."""
-
-    out: Out
-    seconds: float
-    n_sessions: int
-
-    def taps(self, i: int, layers: Sequence[int], n: int) -> Mapping[int, F32]:
-        """Taps [n, D] of the first n of the same rows, since every row was asked for its logits."""
-        start = self.out.offsets[i]
-        return {layer: self.out.taps[layer][start : start + n] for layer in layers} if layers else {}
-
-
 def generate(session: Session, max_tokens: int | None = None) -> Iterator[Step]:
     """Passes of the loop until a stop id, the budget or a full context; `session.finish` then says which.
 
@@ -80,13 +66,13 @@ def step(sessions: Sequence[Session]) -> list[Step]:
     A session whose logits are broken gets finish "error" and its `error`; the others go on. Anything else that is raised leaves
     every session as it was, or with this pass committed."""
     n_rows = sessions[0].limits.max_rows // len(sessions)
-    finished = [session for session in sessions if session.finish]
-    if n_rows == 0 or finished:
-        raise ValueError(f"a pass takes 1 to {sessions[0].limits.max_rows} sessions that have not finished")
+    for session in sessions:
+        if session.finish or n_rows == 0:
+            raise ValueError(f"a pass takes 1 to {session.limits.max_rows} sessions that have not finished")
     try:
         proposals = [_propose(session, n_rows - 1) for session in sessions]
-        verify = _verify(sessions, proposals)
-        return [_accept(session, proposals[i], verify, i) for i, session in enumerate(sessions)]
+        out, seconds = _verify(sessions, proposals)
+        return [_accept(session, proposals[i], out, i, seconds) for i, session in enumerate(sessions)]
     except BaseException:
         for session in sessions:
             session.settle()
@@ -111,22 +97,22 @@ def _propose(session: Session, max_len: int) -> _Proposal:
     return _Proposal(useful, k, perf_counter() - began)
 
 
-def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> _Verify:
-    """Evaluate every session's last token and draft in one forward call."""
+def _verify(sessions: Sequence[Session], proposals: Sequence[_Proposal]) -> tuple[Out, float]:
+    """Evaluate every session's last token and draft in one forward call, and ask for the logits of every row. Takes seconds."""
     began = perf_counter()
     spans = [
         Span(session.state, [session.tokens[-1], *proposal.draft.tokens], n_logits=1 + len(proposal.draft.tokens))
         for session, proposal in zip(sessions, proposals, strict=True)
     ]
-    needed = [session.drafter.needs.taps for session in sessions]
-    layers = needed[0] if len(needed) == 1 else sorted(set().union(*needed))
-    out = sessions[0].model.forward(spans, layers)
-    return _Verify(out, perf_counter() - began, len(sessions))
+    layers: Sequence[int] = sessions[0].drafter.needs.taps
+    if len(sessions) > 1:
+        layers = sorted({layer for session in sessions for layer in session.drafter.needs.taps})
+    return sessions[0].model.forward(spans, layers), perf_counter() - began
 
 
-def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> Step:
-    """Walk the rows of session number i, cut its timelines to what was chosen and commit it."""
-    draft, rows = proposal.draft, verify.out.of(i)  # [1 + len(draft), V]
+def _accept(session: Session, proposal: _Proposal, out: Out, i: int, seconds: float) -> Step:
+    """Walk the rows of session number i of a forward call, cut its timelines to what was chosen and commit it."""
+    draft, rows = proposal.draft, out.of(i)  # [1 + length of the draft, V]
     base = len(session.tokens) - 1  # the position of rows[0], whose logits choose the token at base + 1
     chosen: list[int] = []
     try:
@@ -144,10 +130,16 @@ def _accept(session: Session, proposal: _Proposal, verify: _Verify, i: int) -> S
     began = perf_counter()
     session.drafter.truncate(base)
     evaluated = [session.tokens[-1], *chosen[:-1]] if n else []
-    session.drafter.observe(evaluated, verify.taps(i, session.drafter.needs.taps, n))
+    session.drafter.observe(evaluated, _taps(out, i, n, session.drafter.needs.taps))
     noted = perf_counter() - began
-    cost = (proposal.seconds, verify.seconds, len(verify.out.logits), verify.n_sessions, noted)
+    cost = (proposal.seconds, seconds, len(out.logits), len(out.offsets) - 1, noted)
     done = Pass(base, session.tokens[-1], proposal.asked, draft, n, *cost)
     session.record(done)
     session.commit(chosen)
-    return Step(chosen, rows[:n], len(draft.tokens), max(n - 1, 0))
+    return Step(chosen, rows if n == len(rows) else rows[:n], len(draft.tokens), max(n - 1, 0))
+
+
+def _taps(out: Out, i: int, n: int, layers: Sequence[int]) -> Mapping[int, F32]:
+    """Taps [n, D] of the first n rows of session number i."""
+    start = out.offsets[i]
+    return {layer: out.taps[layer][start : start + n] for layer in layers} if layers else {}

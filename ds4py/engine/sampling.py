@@ -66,6 +66,7 @@ class Sampler:
     ) -> None:
         """n_tokens: ids from there on are rows of a padded head, which stand for nothing and are never drawn."""
         self.schedule = schedule
+        self.params, self.push, self.truncate = schedule.params, schedule.push, schedule.truncate
         self.noise = noise
         self.n_tokens = n_tokens
         self._compiled = compiled
@@ -74,23 +75,16 @@ class Sampler:
     def pos(self) -> int:
         return self.schedule.pos
 
-    def draw(self, row: F32) -> int:
-        """The token at `pos` given the target's logits [V]. Raises NumericError, which names the position, if they are broken.
+    def propose(self, row: F32, warmth: float = 1.0) -> int:
+        """The token at `pos` given logits [V], at `warmth` times the temperature. Raises NumericError, which names the position,
+        if they are broken. The check costs one maximum over the row, and a second one only where penalties or bias changed it.
 
-        The check costs one maximum over the row, and a second one only where penalties or bias changed it.
-        """
-        return self.propose(row, 1.0)
-
-    def params(self) -> SamplingParams:
-        return self.schedule.params()
-
-    def propose(self, row: F32, warmth: float) -> int:
-        """The token at `pos` at `warmth` times the temperature. Two rows that differ little give the same token often, because
-        the noise is the same: that is how a drafter aims at the target's draw."""
+        Two rows that differ little give the same token often, because the noise is the same: that is how a drafter aims at the
+        target's draw."""
         adjusted = self.schedule.adjust(row)
         if adjusted is not row and not math.isfinite(row.max()):
             raise _broken(row, self.pos)  # a ban must not hide the NaN of the banned token
-        params = self.schedule.params()
+        params = self.params()
         if warmth != 1:
             params = replace(params, temperature=params.temperature * warmth)
         if self.n_tokens is not None:
@@ -102,6 +96,8 @@ class Sampler:
             raise _broken(adjusted, self.pos)
         return token
 
+    draw = propose  # the target's own token: given its row, at the settings' temperature
+
     def possible(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, one after another, bans and masks leave a chance. The sampler stays where it is."""
         start = self.pos
@@ -112,12 +108,6 @@ class Sampler:
         n = self.pos - start
         self.truncate(start)
         return n
-
-    def push(self, token: int) -> None:
-        self.schedule.push(token)
-
-    def truncate(self, pos: int) -> None:
-        self.schedule.truncate(pos)
 
 
 def draw(row: F32, params: SamplingParams, noise: Noise, pos: int) -> int:

@@ -127,6 +127,7 @@ class RefOps:
     def __init__(self, kernels: ReferenceKernels, rows: Rows, wanted: frozenset[int]) -> None:
         self._kernels = kernels
         self.rows = rows
+        self.tokens, self.pos = np.asarray(rows.tokens, np.int64), np.asarray(rows.pos, np.int64)
         self._wanted = wanted
         self._picked = False  # rows picked for logits are no tiles
         self.taps: dict[int, F32] = {}
@@ -153,7 +154,7 @@ class RefOps:
         return copy
 
     def embed(self, weight: Any, scale: float = 1.0) -> torch.Tensor:
-        return self.tensor(np.concatenate([weight.rows(int(token), 1) for token in self.rows.tokens])) * scale
+        return self.tensor(np.concatenate([weight.rows(int(token), 1) for token in self.tokens])) * scale
 
     def given(self, width: int) -> torch.Tensor:
         rows = self.rows.given
@@ -173,7 +174,7 @@ class RefOps:
         return out if bias is None else out + self.tensor(bias)
 
     def rope(self, x: torch.Tensor, rope: Rope, n_heads: int, inverse: bool = False) -> torch.Tensor:
-        return rotate(x, self.rows.pos, rope, n_heads, inverse)
+        return rotate(x, self.pos, rope, n_heads, inverse)
 
     def attend(
         self,
@@ -190,23 +191,21 @@ class RefOps:
         self.store(k, v, cache, n_kv_heads)
         queries = q.view(len(q), n_kv_heads, n_heads // n_kv_heads, -1)
         mixed = []
-        for i, (pos, span) in enumerate(zip(self.rows.pos, self.rows.span_of, strict=True)):
+        for i, (pos, span) in enumerate(zip(self.pos, self.rows.span_of, strict=True)):
             view = self.rows.states[span].caches[cache]
             first = self.first(i)
             if view.window:
                 first = max(first, int(pos) - view.window + 1)
-            last = int(self.rows.pos[self.rows.span_of == span].max()) if block else int(pos)
+            last = int(self.pos[self.rows.span_of == span].max()) if block else int(pos)
             mixed.append(self._attend_row(queries[i], view, first, last, scale, softcap))
         return torch.stack(mixed).view(len(q), -1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, cache: int, n_kv_heads: int) -> None:
         keys, values = (t.view(len(t), n_kv_heads, -1).to(torch.float32).numpy() for t in (k, v))
-        for i, (pos, span) in enumerate(zip(self.rows.pos, self.rows.span_of, strict=True)):
+        for i, (pos, span) in enumerate(zip(self.pos, self.rows.span_of, strict=True)):
             _store(self.rows.states[span].caches[cache], int(pos), keys[i], values[i])
 
-    def _attend_row(
-        self, q: torch.Tensor, cache: CacheView, first: int, last: int, scale: float, softcap: float
-    ) -> torch.Tensor:
+    def _attend_row(self, q: torch.Tensor, cache: CacheView, first: int, last: int, scale: float, softcap: float) -> torch.Tensor:
         """One row's queries [G, H / G, d] over positions first..last -> [H * d]."""
         keys, values = (self.tensor(rows) for rows in _load(cache, np.arange(first, last + 1)))
         scores = q.clone() @ keys.transpose(1, 2) * scale  # [G, H / G, n]
@@ -235,7 +234,7 @@ class RefOps:
     def route(self, logits: torch.Tensor, router: Router) -> Routing:
         scores = self.by_row(_SCORES[router.score], logits)
         if router.table is not None:
-            ids = torch.from_numpy(router.table[self.rows.tokens].astype(np.int64))
+            ids = torch.from_numpy(router.table[self.tokens].astype(np.int64))
         else:
             wanted = scores if router.bias is None else scores + self.tensor(router.bias)
             ids = torch.argsort(wanted, dim=-1, descending=True, stable=True)[:, : router.n_used]

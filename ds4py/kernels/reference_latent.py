@@ -120,7 +120,7 @@ class RefLatentOps:
         for i, view, pos, span in self._each(ring):
             first, last = pos - view.window + 1, pos
             if block:
-                of_span = self._ops.rows.pos[self._ops.rows.span_of == span]
+                of_span = self._ops.pos[self._ops.rows.span_of == span]
                 first, last = int(of_span[0]) - view.window + 1, int(of_span[-1])
             keys = self._load(view, np.arange(max(self._ops.first(i), first), last + 1))
             if pool is not None:

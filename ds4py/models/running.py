@@ -72,7 +72,7 @@ class LoadedModel:
         ContextError when a span does not fit its context, UsageError for a token id outside the vocabulary, ValueError for a
         call that no caller should make (too many rows, one session twice, a ragged tile)."""
         self._check(spans, taps, path)
-        rows = flatten(spans, path)
+        rows = flatten(spans, path) if len(spans) > 1 else _flatten_one(spans[0], path)  # a chat's: nothing to join
         try:
             out = self.kernels.run(self, self.network.graph, rows, taps)
         except BaseException:
@@ -133,8 +133,6 @@ _ZEROS: Final = np.zeros(64, np.int64)  # read by everyone, written by none
 
 def flatten(spans: Sequence[Span], path: str) -> Rows:
     """The rows of a call, spans one after another."""
-    if len(spans) == 1:  # every token of a chat comes by here
-        return _flatten_one(spans[0], path)
     lengths = [len(span.tokens) for span in spans]
     ends = np.cumsum(lengths)
     logit_rows = [np.arange(end - span.n_logits, end) for span, end in zip(spans, ends, strict=True)]
@@ -151,8 +149,8 @@ def flatten(spans: Sequence[Span], path: str) -> Rows:
 def _flatten_one(span: Span, path: str) -> Rows:
     n, pos = len(span.tokens), span.state.pos
     return Rows(
-        tokens=np.array(span.tokens, np.int64),
-        pos=np.arange(pos, pos + n, dtype=np.int64),
+        tokens=span.tokens,
+        pos=range(pos, pos + n),
         states=[span.state],
         span_of=_ZEROS[:n] if n <= len(_ZEROS) else np.zeros(n, np.int64),
         logit_rows=_ZEROS[:1] if n == span.n_logits == 1 else np.arange(n - span.n_logits, n, dtype=np.int64),

@@ -3,6 +3,7 @@ inside a block, a first visible position. Checked against the formula in float64
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,7 @@ def formula(graphs: Graphs, g: GgufFile, block: np.ndarray, window: int, first: 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("window", "first"), [(0, 0), (0, 21), (24, 0), (24, 30)])
 @pytest.mark.parametrize("block", [True, False])
-def test_a_block_over_stored_context_is_the_formula(
-    backend: str, window: int, first: int, block: bool, file: GgufFile
-) -> None:
+def test_a_block_over_stored_context_is_the_formula(backend: str, window: int, first: int, block: bool, file: GgufFile) -> None:
     graphs = Graphs(file, kernels_of(backend), block)
     got = graphs.run("mix", [filled(graphs, window)], [BLOCKS[0]], [first])
     assert_allclose(got, formula(graphs, file, BLOCKS[0], window, first), rtol=2e-3, atol=2e-3)
@@ -128,7 +127,7 @@ def test_results_of_one_graph_outlive_a_run_of_another(backend: str, file: GgufF
     kernels = kernels_of(backend)
     graphs, other = Graphs(file, kernels), Graphs(file, kernels)
     rows = Rows(np.zeros(N_BLOCK, np.int64), np.arange(N_BLOCK), [state_of()], np.zeros(N_BLOCK, np.int64), np.arange(N_BLOCK))
-    out = kernels.run(graphs, graphs.mix, Rows(**{**vars(rows), "given": BLOCKS[0]}), ())
+    out = kernels.run(graphs, graphs.mix, replace(rows, given=BLOCKS[0]), ())
     before = out.logits.copy()
     for block in BLOCKS:
         other.run("mix", [filled(other)], [block])

@@ -107,22 +107,24 @@ class CpuKernels:
 
     def ready(self, key: object, graph: Callable[[Ops], Buffer]) -> None:
         """Record the one-row program now: weights are packed and kernels compiled before the first token is asked for."""
-        self._program(key, graph, 1, 1, ())
+        self._program(graph, (key, 1, 1, ()))
 
     def run(self, key: object, graph: Callable[[Ops], Buffer], rows: Rows, taps: Sequence[int] = ()) -> Out:
         n, n_logits = len(rows.tokens), len(rows.logit_rows)
         if n > self.max_rows:
             raise UnsupportedError(f"{n} rows in one forward call; this backend was opened for at most {self.max_rows}")
-        program = self._program(key, graph, n, n_logits, tuple(taps))
+        shape = key, n, n_logits, tuple(taps)
+        program = self._programs.get(shape) or self._program(graph, shape)
         if self.expert_cache is not None:
             self.expert_cache.settle()
-        reach = int(rows.pos[-1]) if len(rows.states) == 1 else int(rows.pos.max())
+        reach = int(rows.pos[-1]) if len(rows.states) == 1 else int(np.max(rows.pos))
         spans = self._fill(rows, n, n_logits, reach)
         if rows.given is not None:
             self.given_at(rows.given.shape[1])
             self._given[rows.given.shape[1]][:n] = rows.given
-        self._grow_tables(program, reach)
-        self._grow_scratch(rows.states, reach)
+        if reach >= self._fits_below or self._fits() is not rows.states[0] or len(rows.states) > 1:
+            self._grow_tables(reach)
+            self._grow_scratch(rows.states, reach)
         self.executor.run(program.ops, program.ops_at)
         if self.expert_cache is not None:
             self.expert_cache.check()
@@ -157,7 +159,7 @@ class CpuKernels:
 
     def record(self, key: object, graph: Callable[[Ops], Buffer], n_rows: int) -> Program:
         """The program of `graph` for `n_rows` rows that are all asked for."""
-        return self._program(key, graph, n_rows, n_rows, ())
+        return self._program(graph, (key, n_rows, n_rows, ()))
 
     def micro_kernel(self, form: Packed, m: int) -> int:
         """Address of the micro kernel for m rows."""
@@ -218,6 +220,7 @@ class CpuKernels:
             raise UnsupportedError(f"more than {len(self._rope_cells)} kinds of rotary embedding in one model")
         self._ropes.append(rope)
         self._rope_tables.append(np.zeros((0, 2 * len(rope.inv_freq)), np.float32))
+        self._fits_below = 0
         return len(self._ropes) - 1
 
     def rope_cell(self, table: int) -> int:
@@ -244,27 +247,29 @@ class CpuKernels:
         tables = np.array([s.table_at for s in rows.states], np.int64)
         cells[2, :n] = tables[rows.span_of]
         last = np.searchsorted(rows.span_of, np.arange(len(rows.states)), side="right") - 1
-        cells[5, :n] = rows.pos[last][rows.span_of]
+        pos = np.asarray(rows.pos)
+        cells[5, :n] = pos[last][rows.span_of]
         first = np.searchsorted(rows.span_of, np.arange(len(rows.states)))
-        cells[6, :n] = rows.pos[np.minimum(first, n - 1)][rows.span_of]
+        cells[6, :n] = pos[np.minimum(first, n - 1)][rows.span_of]
         found: list[int] = np.searchsorted(rows.span_of[rows.logit_rows], np.arange(len(rows.states) + 1)).tolist()
         return found
 
-    def _program(self, key: object, graph: Callable[[Ops], Buffer], n: int, n_logits: int, taps: tuple[int, ...]) -> Program:
-        shape = (key, n, n_logits, taps)
+    def _program(self, graph: Callable[[Ops], Buffer], shape: tuple[object, int, int, tuple[int, ...]]) -> Program:
+        """The recording of `graph` for a shape: the graph's key, rows, rows of logits, taps."""
         if shape not in self._programs:
+            key, n, n_logits, taps = shape
             recorder = ExpertRecorder(self, self._pools.setdefault(key, Pool()), n, n_logits, taps)
             recorder.latent = LatentRecorder(recorder)
             self._programs[shape] = recorder.finish(graph(cast(Ops, recorder)))
         return self._programs[shape]
 
-    def _grow_tables(self, program: Program, pos: int) -> None:
+    def _grow_tables(self, pos: int) -> None:
         """Angles are formed in float64: at position 100,000 a float32 angle is off by 0.004 rad."""
-        for i in program.ropes:
+        for i, rope in enumerate(self._ropes):
             have = len(self._rope_tables[i])
             if pos < have:
                 continue
-            rope, n = self._ropes[i], (pos // ROPE_CHUNK + 1) * ROPE_CHUNK
+            n = (pos // ROPE_CHUNK + 1) * ROPE_CHUNK
             angle = np.arange(have, n)[:, None] * rope.inv_freq[None]
             rows = np.concatenate([np.cos(angle), np.sin(angle)], 1) * rope.magnitude
             self._rope_tables[i] = np.concatenate([self._rope_tables[i], rows.astype(np.float32)])
@@ -273,8 +278,6 @@ class CpuKernels:
     def _grow_scratch(self, states: Sequence[StateView], reach: int) -> None:
         """Per thread the scores of some heads over a ring and a pool, or weights of a query's chunks; for all threads, the scores
         of each row over a pool, and what chunks of attention give up to position `reach`."""
-        if len(states) == 1 and reach < self._fits_below and self._fits() is states[0]:
-            return
         n_queries, d = self._slots_needed
         room = max(int(self._slots_cells[2]), (reach // attention.CHUNK // 16 + 1) * 16)
         longest, ring, pool = (max(each) for each in zip(*map(_lengths, states), strict=True))
@@ -291,7 +294,7 @@ class CpuKernels:
         if self._shared_cells[1] < pool * 4:
             self._shared = np.zeros(self.max_rows * pool, np.float32)
             self._shared_cells[:] = self._shared.ctypes.data, pool * 4
-        self._fits, self._fits_below = weakref.ref(states[0]), room * attention.CHUNK if len(states) == 1 else 0
+        self._fits, self._fits_below = weakref.ref(states[0]), min([room * attention.CHUNK, *map(len, self._rope_tables)])
 
 
 def _lengths(state: StateView) -> tuple[int, int, int]:

@@ -116,7 +116,6 @@ class LatentRecorder:
             raise UnsupportedError(f"the CPU kernels pool rows of a multiple of 16 values; this model has {width}")
         self._r.caches |= {projected, pool}
         table, n_rows = b.rope_table(how.rope), self._r.n_rows
-        self._r.ropes.add(table)
         scratch = self._new(2 * width, n_rows)
         args = [projected, pool, how.every, self._r._vector(how.position_bias.ravel()), self._r._vector(how.norm), bits(how.eps)]
         args += [b.rope_cell(table), len(how.rope.inv_freq), scratch.address, n_rows, b.pos_at, b.tables_at]
@@ -210,5 +209,3 @@ def _regroup(args: list[int], row_bytes: int, weight: CpuWeight, n_groups: int, 
     else:
         args[4] = row_bytes // 4 * n_groups  # in floats
         args[6] = n_out
-
-

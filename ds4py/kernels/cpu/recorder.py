@@ -101,7 +101,6 @@ class Program:
     ops_at: int  # its address
     logits: F32
     taps: dict[int, F32]
-    ropes: tuple[int, ...]  # rope tables it reads
     caches: frozenset[int]
     keep: tuple[object, ...]
 
@@ -127,7 +126,6 @@ class Recorder:
         self.memory = Memory(pool)
         self.ops: list[list[int]] = []
         self.taps: dict[int, Buffer] = {}
-        self.ropes: set[int] = set()
         self.caches: set[int] = set()
         self.keep: list[object] = []
         self._written: dict[object, tuple[str, object]] = {}  # since the last barrier: what -> (split, geometry)
@@ -188,7 +186,6 @@ class Recorder:
     def rope(self, x: Buffer, rope: Rope, n_heads: int, inverse: bool = False) -> Buffer:
         out = self._new(x.width, "row", x.n_rows)
         table = self.backend.rope_table(rope)
-        self.ropes.add(table)
         name = f"rope_{int(rope.interleaved)}{int(inverse)}"
         at = self.backend.kernel(name, lambda t: rowwise.rope(t, rope.interleaved, inverse))
         width = x.width // n_heads
@@ -264,9 +261,7 @@ class Recorder:
     def gated(self, gate: Buffer, up: Buffer, act: str, limit: float = 0.0) -> Buffer:
         fn = {"silu": rowwise.silu_gate, "gelu": rowwise.gelu_gate}[act]
         name = f"gate_{act}{'_limited' if limit else ''}"
-        return self._elementwise(
-            name, lambda t: rowwise.elementwise(t, 2, fn(t, bool(limit)), "col"), [gate, up], "col", limit
-        )
+        return self._elementwise(name, lambda t: rowwise.elementwise(t, 2, fn(t, bool(limit)), "col"), [gate, up], "col", limit)
 
     def softcap(self, x: Buffer, cap: float) -> Buffer:
         return self._elementwise("softcap", lambda t: rowwise.elementwise(t, 1, rowwise.softcap(t), "col"), [x], "col", cap)
@@ -295,7 +290,7 @@ class Recorder:
         taps = {layer: _view(x)[: self.n_rows] for layer, x in self.taps.items()}
         live = logits.live or logits.width
         at, rows = int(ops.ctypes.data), _view(logits)[:, :live]
-        return Program(ops, at, rows, taps, tuple(self.ropes), frozenset(self.caches), (*self.keep,))
+        return Program(ops, at, rows, taps, frozenset(self.caches), (*self.keep,))
 
     def _new(self, width: int, split: str, n_rows: int | None = None) -> Buffer:
         if width % 4:
