@@ -219,7 +219,7 @@ class ArmExecutor:
     def __init__(self, n_threads: int, runner: Runner | None) -> None:
         self.n_threads, self.runner = n_threads, runner
 
-    def run(self, program: np.ndarray) -> None:
+    def run(self, program: np.ndarray, at: int = 0) -> None:
         if self.runner is not None:
             self.runner.run(program, self.n_threads)
 

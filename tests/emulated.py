@@ -266,7 +266,7 @@ class EmulatedExecutor:
         self.n_threads, self.processor = n_threads, processor
         processor.libraries.append(library)
 
-    def run(self, program: np.ndarray) -> None:
+    def run(self, program: np.ndarray, at: int = 0) -> None:
         for record in program:
             for tid in range(self.n_threads):
                 self.processor.call(int(record[0]), record.ctypes.data, tid, self.n_threads)
